@@ -1,0 +1,37 @@
+# Needs Python 3.11 to 3.13 and make; everything else is set up in .venv by the first target that needs it.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check fix lint types test-gpu clean
+
+demo: $(READY)
+	$(BIN)/minivllm generate demo --input examples/prompts.jsonl
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: lint types test
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+fix: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The CUDA tests, with the Python at hand (PYTHON=...): nothing is installed.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -m cuda
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@

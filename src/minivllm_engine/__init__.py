@@ -1,0 +1,64 @@
+"""minivllm's engine: hybrid Gated DeltaNet + attention language models.
+
+Importing this package loads no torch; its public names load what they need when first used.
+"""
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Models are local directories: nothing this package imports may look for them anywhere else.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if TYPE_CHECKING:
+    from minivllm_engine.config import EngineConfig
+    from minivllm_engine.errors import (
+        BackendUnavailable,
+        CapacityError,
+        CheckpointError,
+        ConfigError,
+        EngineError,
+        RequestError,
+    )
+    from minivllm_engine.llm import LLM
+    from minivllm_engine.request import FinishReason, RequestOutput, SamplingParams
+    from minivllm_engine.stats import EngineStats
+
+_HOME = {
+    "LLM": "llm",
+    "EngineStats": "stats",
+    "EngineConfig": "config",
+    "SamplingParams": "request",
+    "RequestOutput": "request",
+    "FinishReason": "request",
+    "EngineError": "errors",
+    "ConfigError": "errors",
+    "CheckpointError": "errors",
+    "CapacityError": "errors",
+    "RequestError": "errors",
+    "BackendUnavailable": "errors",
+}
+
+__all__ = [
+    "LLM",
+    "BackendUnavailable",
+    "CapacityError",
+    "CheckpointError",
+    "ConfigError",
+    "EngineConfig",
+    "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,97 @@
+"""What a user can set of the engine: frozen, typed and strict. Sections and keys are those of the YAML."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from minivllm_engine.errors import ConfigError
+from minivllm_engine.units import parse_count, parse_size
+
+_DTYPE_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def _not_a_bool(value: object) -> object:
+    # To pydantic true is the number 1; to a user of YAML it is a mistake.
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number")
+    return value
+
+
+def _strings(value: object) -> object:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _dtype_name(value: object) -> object:
+    return _DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(parse_count)]
+ByteSize = Annotated[int, BeforeValidator(parse_size)]
+Number = Annotated[float, BeforeValidator(_not_a_bool)]
+Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
+Integer = Annotated[int, BeforeValidator(_not_a_bool)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EngineOptions(_Section):
+    """Section `engine`. None stands for `auto`: decided when the model is known."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_num_seqs: Annotated[Count, Field(ge=1)] | None = None
+    max_model_len: Annotated[Count, Field(ge=2)] | None = None
+    max_num_batched_tokens: Annotated[Count, Field(ge=1)] | None = None
+    cpu_memory: Annotated[ByteSize, Field(ge=1)] | None = None
+    dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], BeforeValidator(_dtype_name)] = "auto"
+    state_dtype: Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_dtype_name)] = "auto"
+
+
+class CacheOptions(_Section):
+    """Section `cache`. `block_size` is in tokens, a multiple of 16."""
+
+    block_size: Annotated[Count, Field(ge=16, multiple_of=16)] = 64
+    num_blocks: Annotated[Count, Field(ge=1)] | None = None
+
+
+class SamplingOptions(_Section):
+    """Section `sampling`: defaults of requests. None leaves the model's generation config to decide."""
+
+    temperature: Annotated[Number, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    min_tokens: Annotated[Count, Field(ge=0)] = 0
+    seed: Integer = 0
+    stop: Strings = ()
+    ignore_eos: bool = False
+
+
+class EngineConfig(_Section):
+    """All sections that the engine owns."""
+
+    engine: EngineOptions = EngineOptions()
+    cache: CacheOptions = CacheOptions()
+    sampling: SamplingOptions = SamplingOptions()
+
+    @classmethod
+    def create(cls, **sections: Mapping[str, Any]) -> "EngineConfig":
+        """Build a config from plain mappings, one a section.
+
+        Raises:
+            ConfigError: an unknown section or key, or a value of the wrong type or out of range.
+        """
+        try:
+            return cls.model_validate({name: dict(values) for name, values in sections.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+            raise ConfigError(f"{path}: {first['msg']}", why=f"got {first['input']!r}") from None

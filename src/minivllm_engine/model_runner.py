@@ -1,0 +1,51 @@
+"""The model on its device: weights, pool and one eager step."""
+
+from collections.abc import Callable
+
+import torch
+
+from minivllm_engine.cache_pool import CachePool
+from minivllm_engine.checkpoint import load_weights
+from minivllm_engine.checkpoint_index import CheckpointIndex
+from minivllm_engine.memory_plan import MemoryPlan
+from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.model_input import build_model_input
+from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.scheduler import ScheduledBatch
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Progress = Callable[[str, int, int], None]
+
+
+class ModelRunner:
+    """Owns the model and its cache pool. A step reads and writes the entries that the batch names."""
+
+    def __init__(
+        self,
+        index: CheckpointIndex,
+        model_config: ModelConfig,
+        plan: MemoryPlan,
+        progress: Progress | None = None,
+    ) -> None:
+        device = torch.device("cpu")
+        dtype = TORCH_DTYPES[plan.dtype]
+        self.model = MiniQwenForCausalLM(model_config, dtype=dtype, device=device)
+        load_weights(self.model, index, dtype=dtype, progress=progress)
+        self.pool = CachePool(
+            model_config,
+            num_slots=plan.max_num_seqs,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            dtype=dtype,
+            state_dtype=TORCH_DTYPES[plan.state_dtype],
+            device=device,
+        )
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduledBatch) -> torch.Tensor:
+        """Compute one step. Returns the logits of the sequences that sample: [num_sampling, vocab].
+
+        On an exception the states and KV of the batch's requests are undefined.
+        """
+        logits: torch.Tensor = self.model(build_model_input(batch, self.pool), self.pool)
+        return logits

@@ -1,0 +1,259 @@
+"""A request as the user writes it (SamplingParams), as the engine runs it (Request), as it is answered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from minivllm_engine.config import Integer, Number, SamplingOptions, Strings
+from minivllm_engine.errors import EngineError, RequestError
+
+MAX_LOGPROBS = 100
+
+
+class FinishReason(StrEnum):
+    """Why an output ended. `LENGTH` is its own max_tokens, `CONTEXT` the model's max_model_len."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+def _id_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def _bias_keys(value: object) -> object:
+    # JSON has no integer keys.
+    if isinstance(value, Mapping):
+        return {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in value.items()}
+    return value
+
+
+class SamplingParams(BaseModel):
+    """How one request is sampled. None takes the engine's, then the model's, then the built-in default.
+
+    Attributes:
+        temperature: 0 is exact argmax; otherwise logits are divided by it. Default 1.0.
+        top_p: smallest set of tokens whose probabilities reach it; 0 keeps the likeliest token only.
+        top_k: the k likeliest tokens; -1, 0 or the vocabulary's size and more keep all.
+        min_p: drops tokens less likely than min_p times the likeliest.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that occur in the
+            prompt or the output (CTRL, arXiv 1909.05858).
+        presence_penalty, frequency_penalty: subtracted once, or once an occurrence, for tokens of the output.
+        logit_bias: token id -> value added to its logit.
+        max_tokens: most tokens to generate. Default 2048. The context may end first.
+        min_tokens: end ids are impossible, and stop strings not looked for, before this many tokens.
+        seed: of the request's own random stream; default the engine's `sampling.seed` + its number.
+        n: how many independent outputs.
+        stop: strings that end an output and are not part of it. They are looked for in the answer, not in
+            reasoning, and never match a part of an added token such as `</think>`.
+        stop_token_ids: further ids that end an output.
+        ignore_eos: the model's own end ids do not end an output.
+        logprobs: report the logprobs of the sampled token and of that many likeliest (log-softmax of
+            the model's logits, before any penalty or temperature).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    temperature: Annotated[Number, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[
+        dict[int, Annotated[Number, Field(ge=-100, le=100)]], BeforeValidator(_bias_keys)
+    ] = Field(default_factory=dict)
+    max_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=1024)] = 1
+    stop: Strings | None = None
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_id_tuple)] = ()
+    ignore_eos: bool | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @classmethod
+    def create(cls, **values: Any) -> "SamplingParams":
+        """As the constructor, but wrong values raise our own error.
+
+        Raises:
+            RequestError: an unknown key, or a value of the wrong type or out of range.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(part) for part in first["loc"][:1])
+            raise RequestError(f"{path}: {first['msg']}", why=f"got {first['input']!r}") from None
+
+    def resolved(self, *layers: SamplingOptions, seed: int) -> "ResolvedSampling":
+        """Every None replaced: by the first of `layers` that has a value, else by the built-in default."""
+        values: dict[str, Any] = {"seed": seed}
+        for name in type(self).model_fields:
+            found = (getattr(source, name, None) for source in (self, *layers))
+            value = next((value for value in found if value is not None), None)
+            if value is not None and not (name == "seed" and self.seed is None):
+                values[name] = value
+        return ResolvedSampling(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """SamplingParams with every choice made: the same fields, and the built-in defaults."""
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int = 2048
+    min_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's logprob. `rank` 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Logprobs at one generated position: the sampled token, and the likeliest ones, best first."""
+
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's `n` outputs: everything so far, and what is new since the last step."""
+
+    index: int
+    text: str = ""
+    text_delta: str = ""
+    reasoning: str | None = None
+    reasoning_delta: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    reasoning_tokens: int = 0
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request. `cached_tokens` came from the prefix cache and were not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    kv_matched: int = 0
+    state_at: int = 0
+    miss_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. `queue_s` until the first step with the request, `ttft_s` until its first token,
+    `tpot_s` a token after the first, `e2e_s` until its end; None where it did not come to that."""
+
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's answer, so far or whole. `text`, `text_delta` and `finish_reason` are those of output 0.
+
+    `params` is None where the request was refused before anything of it was understood.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    usage: Usage
+    timing: Timing
+    params: ResolvedSampling | None
+    finished: bool = False
+    error: EngineError | None = None
+    num_prompt_computed: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text if self.outputs else ""
+
+    @property
+    def text_delta(self) -> str:
+        return self.outputs[0].text_delta if self.outputs else ""
+
+    @property
+    def reasoning(self) -> str | None:
+        return self.outputs[0].reasoning if self.outputs else None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason if self.outputs else None
+
+
+RequestStatus = Literal["waiting", "running", "finished"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence in the scheduler: one output of what the user asked for.
+
+    Owned by the scheduler: `status`, `output_ids`, `num_computed_tokens` and `num_preemptions`. The
+    block table's ids belong to the block manager and the slot to the state manager; both are held by
+    the request for as long as it runs.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: ResolvedSampling
+    arrival: int
+    index: int = 0
+    max_total_tokens: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    status: RequestStatus = "waiting"
+    block_table: list[int] = field(default_factory=list)
+    slot: int | None = None
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    last_step: int = -1
+    aborted: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known: the prompt and what was sampled."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Ids of the positions `start` to `end` of prompt and output together."""
+        prompt_len = len(self.prompt_ids)
+        ids = list(self.prompt_ids[start:end])
+        if end > prompt_len:
+            ids += self.output_ids[max(start - prompt_len, 0) : end - prompt_len]
+        return ids

@@ -1,0 +1,170 @@
+"""Logits to token ids. What a row gets depends on its own logits, parameters and counters alone."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minivllm_engine.request import PositionLogprobs, ResolvedSampling, TokenLogprob
+
+_MASK64 = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+# Rows are sorted in groups of at most this many float64 values.
+_GROUP_ELEMENTS = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What decides one row's token beside its logits.
+
+    Attributes:
+        index: number of the output among the request's `n`.
+        position: absolute position of the token to be sampled.
+        prompt_ids, output_ids: known tokens, for the penalties.
+        forbidden_ids: ids that cannot be sampled now (end ids before `min_tokens`).
+    """
+
+    params: ResolvedSampling
+    index: int
+    position: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    forbidden_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One row's result. `token_id` is None where the logits are dead: not finite, or all equal."""
+
+    token_id: int | None
+    logprobs: PositionLogprobs | None = None
+
+
+def random_uniform(seed: int, index: int, position: int) -> float:
+    """A number in [0, 1) that is a pure function of its arguments (SplitMix64's mixer, chained)."""
+    state = _mix(seed & _MASK64)
+    state = _mix(state ^ _mix(index + 1))
+    state = _mix(state ^ _mix(position + (1 << 32)))
+    return (state >> 11) * 2.0**-53
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
+    """Draw one token a row.
+
+    Args:
+        logits: [num_rows, vocab], any float dtype; not modified.
+        rows: one entry a row.
+    """
+    raw = logits.float()
+    alive = _alive(raw)
+    adjusted = _adjust(raw, rows)
+    token_ids = adjusted.nan_to_num().argmax(dim=-1)
+    hot = [i for i, row in enumerate(rows) if row.params.temperature and alive[i]]
+    group = max(1, _GROUP_ELEMENTS // raw.shape[-1])
+    for at in range(0, len(hot), group):
+        chosen = hot[at : at + group]
+        token_ids[chosen] = _draw(adjusted[chosen], [rows[i] for i in chosen])
+    results = []
+    for i, token_id in enumerate(token_ids.tolist()):
+        if not alive[i]:
+            results.append(Sampled(None))
+            continue
+        count = rows[i].params.logprobs
+        report = None if count is None else _logprobs(raw[i], token_id, count)
+        results.append(Sampled(token_id, report))
+    return results
+
+
+def _alive(logits: torch.Tensor) -> list[bool]:
+    finite = logits.isfinite().all(dim=-1)
+    if logits.shape[-1] > 1:
+        # A head that was never loaded gives equal logits, which no real model does.
+        finite &= logits.amax(dim=-1) != logits.amin(dim=-1)
+    alive: list[bool] = finite.tolist()
+    return alive
+
+
+def _adjust(raw: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Penalties, bias and forbidden ids; `raw` itself where no row asks for any."""
+    changed = [i for i, row in enumerate(rows) if _needs_adjusting(row)]
+    if not changed:
+        return raw
+    logits = raw.clone()
+    for i in changed:
+        _adjust_row(logits[i], rows[i])
+    return logits
+
+
+def _needs_adjusting(row: SamplingRow) -> bool:
+    p = row.params
+    penalised = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
+    return bool(penalised or p.logit_bias or row.forbidden_ids)
+
+
+def _adjust_row(logits: torch.Tensor, row: SamplingRow) -> None:
+    p = row.params
+    if p.repetition_penalty != 1:
+        seen = _id_tensor({*row.prompt_ids, *row.output_ids}, logits)
+        values = logits[seen]
+        logits[seen] = torch.where(
+            values > 0, values / p.repetition_penalty, values * p.repetition_penalty
+        )
+    if row.output_ids and (p.presence_penalty or p.frequency_penalty):
+        counts = Counter(row.output_ids)
+        penalties = [p.presence_penalty + p.frequency_penalty * n for n in counts.values()]
+        logits[_id_tensor(counts, logits)] -= torch.tensor(penalties, device=logits.device)
+    for token_id, bias in p.logit_bias.items():
+        logits[token_id] += bias
+    if row.forbidden_ids:
+        logits[_id_tensor(row.forbidden_ids, logits)] = -torch.inf
+
+
+def _id_tensor(ids: Iterable[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(ids), dtype=torch.long, device=like.device)
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Sample from the truncated distributions by inverting their cumulative sums. [num_rows]
+
+    Temperature, then top-k, top-p and min-p, each on what the one before has left, renormalised.
+    """
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+
+    vocab = logits.shape[-1]
+    ordered, ids = logits.double().sort(dim=-1, descending=True, stable=True)
+    # The largest logit is taken off first: divided by a tiny temperature it would overflow.
+    scaled = (ordered - ordered[:, :1]) / column([row.params.temperature for row in rows])
+    top_k = [row.params.top_k for row in rows]
+    rank = torch.arange(vocab, device=logits.device)
+    keep = rank < column([float(k if 0 < k < vocab else vocab) for k in top_k])
+    probs = scaled.masked_fill(~keep, -torch.inf).softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    keep = (before < column([row.params.top_p for row in rows])) | (rank == 0)
+    probs = probs * keep
+    keep = probs >= probs[:, :1] * column([row.params.min_p for row in rows])
+    probs = probs * keep
+    cumulative = probs.cumsum(dim=-1)
+    uniform = column([random_uniform(row.params.seed, row.index, row.position) for row in rows])
+    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    # Rounding must not land beyond the last token that was kept.
+    last = (probs > 0).sum(dim=-1, keepdim=True) - 1
+    return ids.gather(1, place.minimum(last)).squeeze(1)
+
+
+def _logprobs(logits: torch.Tensor, token_id: int, count: int) -> PositionLogprobs:
+    logprobs = logits.double().log_softmax(dim=-1)
+    top_values, top_ids = logprobs.topk(min(count, logprobs.shape[-1]))
+    rank = int((logprobs > logprobs[token_id]).sum()) + 1
+    pairs = zip(top_ids.tolist(), top_values.tolist(), strict=True)
+    top = tuple(TokenLogprob(i, value, place) for place, (i, value) in enumerate(pairs, start=1))
+    return PositionLogprobs(TokenLogprob(token_id, float(logprobs[token_id]), rank), top)
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)

@@ -1,0 +1,327 @@
+"""Which requests run in the next step, and how far: plain Python over integers, no tensors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from minivllm_engine.block_manager import BlockManager
+from minivllm_engine.deltanet_state import DeltaNetStateManager
+from minivllm_engine.request import Request
+
+DELTA_RULE_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One request's part of a step: its tokens `start` to `start + length`.
+
+    `samples` says that the last known token is among them, so that the step yields the next one.
+    """
+
+    request: Request
+    start: int
+    length: int
+    block_table: tuple[int, ...]
+    slot: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """A step: the first `num_decodes` sequences have one token each, longer chunks follow."""
+
+    sequences: tuple[ScheduledSequence, ...]
+    num_decodes: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sequence.length for sequence in self.sequences)
+
+
+class Scheduler:
+    """Owns the tokens, status and progress of all requests, and decides what runs.
+
+    A step has a budget of tokens. Running requests with one token to go (decodes) come first, but
+    leave a quarter of a scarce budget to prompts. What prompts get is shared between the oldest one
+    and the shortest ones, so that neither starves. Requests are admitted by arrival. When blocks run
+    out, the youngest running request is preempted: it gives up blocks and slot and later starts again
+    from its known tokens. The oldest is never preempted, so that something always finishes.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        state_manager: DeltaNetStateManager,
+        *,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self.block_manager = block_manager
+        self.state_manager = state_manager
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.grid = lcm(block_manager.block_size, DELTA_RULE_CHUNK)
+        self.waiting: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by arrival
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self.bound_by: str | None = None
+        self._in_flight: tuple[ScheduledSequence, ...] = ()
+        self._quarantine: list[Request] = []
+        self._plan: dict[Request, int] = {}
+        self._num_planned = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request. Its `max_total_tokens` fits the pool: see `fits`."""
+        assert self.fits(request.max_total_tokens)
+        self.waiting.append(request)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Can a request of that many tokens finish, were it alone?"""
+        return self.block_manager.blocks_for(num_tokens) <= self.block_manager.num_blocks
+
+    def schedule(self) -> ScheduledBatch:
+        """Plan the next step. Empty only where nothing is left to run.
+
+        Allocates blocks and slots and may preempt; tokens and progress change in `commit` alone.
+        The batch is valid until `commit` or `roll_back`, one of which must follow.
+        """
+        assert not self._in_flight, "the step before was neither committed nor rolled back"
+        self.num_steps += 1
+        self.bound_by = None
+        self._plan, self._num_planned = {}, 0
+        if self._quarantine:
+            self._schedule_alone(self._quarantine[0])
+        else:
+            self._schedule_all()
+        sequences = [self._sequence(request, length) for request, length in self._plan.items()]
+        # By slot, so that a decode step walks through the state memory in order.
+        sequences.sort(key=lambda s: (s.length > 1, s.slot))
+        self._in_flight = tuple(sequences)
+        return ScheduledBatch(self._in_flight, sum(s.length == 1 for s in sequences))
+
+    def commit(self, batch: ScheduledBatch, token_ids: Sequence[int | None]) -> None:
+        """The step is done: lengths advance, and each sequence that samples gets its token.
+
+        Args:
+            token_ids: one entry a sequence; None where the sequence does not sample or got no token.
+        """
+        for sequence, token_id in zip(batch.sequences, token_ids, strict=True):
+            request = sequence.request
+            request.num_computed_tokens = sequence.start + sequence.length
+            request.last_step = self.num_steps
+            if sequence.samples and token_id is not None:
+                request.output_ids.append(token_id)
+            if sequence.samples and request in self._quarantine:
+                self._quarantine.remove(request)
+        self._land()
+
+    def roll_back(self, batch: ScheduledBatch, *, suspect: bool = True) -> list[Request]:
+        """The step failed, and what it wrote is unknown. Tokens stay; state and KV are dropped.
+
+        The requests of the batch start again. If one of them is suspected of having caused the failure,
+        they run one at a time until each has got a token alone. Returns those that have failed
+        alone: they are to blame and must be finished.
+        """
+        requests = [sequence.request for sequence in batch.sequences]
+        self._land()
+        for request in requests:
+            if request.status == "running":
+                self._stop_running(request)
+        if not suspect:
+            return []
+        if len(requests) == 1:
+            return requests
+        self._quarantine += [r for r in requests if r.status == "waiting"]
+        return []
+
+    def finish(self, request: Request) -> None:
+        """End a request, whatever it is doing. Blocks and slot of a step in flight go when it lands."""
+        if request.status == "waiting":
+            self.waiting.remove(request)
+        elif request.status == "running":
+            self.running.remove(request)
+            if all(sequence.request is not request for sequence in self._in_flight):
+                self._release(request)
+        request.status = "finished"
+        if request in self._quarantine:
+            self._quarantine.remove(request)
+
+    def check_integrity(self) -> None:
+        """Prove ownership: every block and slot is free, or held by exactly the requests that use it."""
+        ending = [s.request for s in self._in_flight if s.request.status == "finished"]
+        holders = [*self.running, *ending]
+        self.block_manager.check_integrity(request.block_table for request in holders)
+        slots = [request.slot for request in holders]
+        assert None not in slots, "a running request has no slot"
+        self.state_manager.check_integrity(slot for slot in slots if slot is not None)
+        for request in self.running:
+            held = len(request.block_table) * self.block_manager.block_size
+            assert held >= request.num_computed_tokens, "computed tokens without blocks"
+            assert request.num_computed_tokens <= request.num_tokens
+        for request in self.waiting:
+            assert request.status == "waiting" and not request.block_table
+            assert request.slot is None and request.num_computed_tokens == 0
+        for queue in (self.waiting, self.running):
+            assert queue == sorted(queue, key=lambda r: r.arrival), "a queue is out of order"
+
+    # -- planning a step -------------------------------------------------------------------------
+
+    def _schedule_alone(self, request: Request) -> None:
+        if request.status == "waiting":
+            while not self._can_admit(request) and self._preempt_for(request):
+                continue
+            self._admit(request)
+        self._plan_tokens(request, self.max_num_batched_tokens)
+
+    def _schedule_all(self) -> None:
+        budget = self.max_num_batched_tokens
+        self._admit_in_order()
+        decodes = [r for r in self.running if _remaining(r) == 1]
+        decodes.sort(key=lambda r: r.last_step)
+        prompts_wait = len(decodes) < len(self.running)
+        self._plan_decodes(decodes, budget - (self._prompt_share(budget) if prompts_wait else 0))
+        self._plan_prompts(budget)
+        self._plan_decodes(decodes, budget)
+        if self.bound_by is None and len(self._plan) < len(self.running):
+            self.bound_by = "token budget"
+
+    def _prompt_share(self, budget: int) -> int:
+        # A budget of one token cannot be shared within a step: steps take turns.
+        return self.num_steps % 2 if budget == 1 else max(1, budget // 4)
+
+    def _plan_decodes(self, decodes: Iterable[Request], limit: int) -> None:
+        for request in decodes:
+            if self._num_planned >= limit:
+                return
+            if request.status == "running" and request not in self._plan:
+                self._plan_tokens(request, 1)
+
+    def _plan_prompts(self, limit: int) -> None:
+        """Half of what is left of the step for the shortest prompts, the rest for the oldest one."""
+        prompts = [r for r in self.running if _remaining(r) > 1]
+        if not prompts:
+            return
+        oldest, *others = prompts
+        others.sort(key=lambda r: (_remaining(r), r.arrival))
+        half = self._num_planned + (limit - self._num_planned) // 2
+        for requests, up_to in ((others, half), ((oldest,), limit), (others, limit)):
+            for request in requests:
+                if self._num_planned >= up_to:
+                    break
+                if request.status == "running":
+                    self._plan_tokens(request, up_to - self._num_planned)
+
+    def _plan_tokens(self, request: Request, available: int) -> None:
+        """Give the request up to `available` more tokens of this step, if blocks for them can be had."""
+        planned = self._plan.get(request, 0)
+        length = self._chunk_length(request, planned + available)
+        needed = self.block_manager.blocks_for(request.num_computed_tokens + length)
+        missing = needed - len(request.block_table)
+        while not self.block_manager.can_allocate(missing):
+            if not self._preempt_for(request):
+                self.bound_by = "KV blocks"
+                return
+        request.block_table += self.block_manager.allocate(missing)
+        self._plan[request] = length
+        self._num_planned += length - planned
+
+    def _chunk_length(self, request: Request, available: int) -> int:
+        """Tokens from the request's position on: to the end, or as far as a grid line within reach."""
+        start, end = request.num_computed_tokens, request.num_tokens
+        reach = min(end, start + available)
+        next_line = (start // self.grid + 1) * self.grid
+        if start % self.grid:
+            return min(reach, next_line) - start
+        if reach < end and reach >= next_line:
+            reach -= reach % self.grid
+        return reach - start
+
+    def _sequence(self, request: Request, length: int) -> ScheduledSequence:
+        assert request.slot is not None
+        start = request.num_computed_tokens
+        samples = start + length == request.num_tokens
+        table = tuple(request.block_table)
+        return ScheduledSequence(request, start, length, table, request.slot, samples)
+
+    # -- admission and preemption ----------------------------------------------------------------
+
+    def _admit_in_order(self) -> None:
+        # Strictly by arrival: a request that needs much memory is not overtaken for ever by small ones.
+        # Admitted prompts then share the token budget, so that a long one holds nobody up.
+        while self.waiting and self._can_admit(self.waiting[0]):
+            self._admit(self.waiting[0])
+
+    def _can_admit(self, request: Request) -> bool:
+        """Is there a slot, and room for all its tokens beside what running prompts still need?"""
+        if self.state_manager.num_free == 0:
+            self.bound_by = "state slots"
+            return False
+        blocks = self.block_manager
+        promised = sum(
+            blocks.blocks_for(r.num_tokens + 1) - len(r.block_table)
+            for r in self.running
+            if _remaining(r) > 1
+        )
+        # Every running request grows by a block now and then: admitting into the last free blocks
+        # would mean preempting the newcomer soon after.
+        headroom = min(len(self.running), blocks.num_blocks // 16)
+        if not blocks.can_allocate(blocks.blocks_for(request.num_tokens + 1) + promised + headroom):
+            self.bound_by = "KV blocks"
+            return False
+        return True
+
+    def _admit(self, request: Request) -> None:
+        self.waiting.remove(request)
+        request.slot = self.state_manager.allocate()
+        request.status = "running"
+        _insert_by_arrival(self.running, request)
+
+    def _preempt_for(self, request: Request) -> bool:
+        """Preempt the youngest running request, if it is younger than `request`; in quarantine, any."""
+        others = [r for r in self.running if r is not request]
+        if not others or (others[-1].arrival < request.arrival and not self._quarantine):
+            return False
+        youngest = others[-1]
+        self._num_planned -= self._plan.pop(youngest, 0)
+        self._stop_running(youngest)
+        youngest.num_preemptions += 1
+        self.num_preemptions += 1
+        return True
+
+    def _stop_running(self, request: Request) -> None:
+        self.running.remove(request)
+        self._release(request)
+        request.num_computed_tokens = 0
+        request.status = "waiting"
+        _insert_by_arrival(self.waiting, request)
+
+    def _release(self, request: Request) -> None:
+        assert request.slot is not None
+        self.block_manager.release(request.block_table)
+        self.state_manager.release(request.slot)
+        request.block_table, request.slot = [], None
+
+    def _land(self) -> None:
+        ended = [s.request for s in self._in_flight if s.request.status == "finished"]
+        self._in_flight = ()
+        for request in ended:
+            self._release(request)
+
+    def live_requests(self) -> Iterator[Request]:
+        """All requests that are not finished, running ones first."""
+        yield from self.running
+        yield from self.waiting
+
+
+def _remaining(request: Request) -> int:
+    return request.num_tokens - request.num_computed_tokens
+
+
+def _insert_by_arrival(queue: list[Request], request: Request) -> None:
+    at = len(queue)
+    while at and queue[at - 1].arrival > request.arrival:
+        at -= 1
+    queue.insert(at, request)

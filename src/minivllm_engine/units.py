@@ -1,0 +1,56 @@
+"""Numbers as people write them in YAML, on a command line and in error messages."""
+
+import re
+
+_DECIMAL = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_COUNT = re.compile(r"(\d[\d_]*)([kKM]?)")
+_SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
+
+
+def parse_count(value: object) -> int:
+    """A whole number: 32768, "32_768", "32k" (= 32,000) or "32K" (= 32,768).
+
+    Raises:
+        ValueError: the text is no such number.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a whole number")
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        match = _COUNT.fullmatch(value.strip())
+        if match:
+            unit = match[2]
+            scale = _BINARY[unit] if unit in _BINARY else _DECIMAL[unit]
+            return int(match[1].replace("_", "")) * scale
+    raise ValueError(f"{value!r} is not a whole number (like 32768, 32_768, 32k or 32K)")
+
+
+def parse_size(value: object) -> int:
+    """A size in bytes: 1073741824, "1GiB", "5GB", "512 MiB".
+
+    Raises:
+        ValueError: the text is no such size.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size")
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match:
+            binary = match[2] and match[3]
+            scale = _BINARY[match[2].upper()] if binary else _DECIMAL[match[2].lower()]
+            return int(float(match[1].replace("_", "")) * scale)
+    raise ValueError(f"{value!r} is not a size (like 2GiB, 5GB or 512MiB)")
+
+
+def format_size(num_bytes: int) -> str:
+    """`num_bytes` in the largest binary unit that keeps it at 1 or more, e.g. "9.63 MiB"."""
+    amount = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{num_bytes} B" if unit == "B" else f"{amount:.2f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} TiB"
