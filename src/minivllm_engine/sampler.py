@@ -44,8 +44,8 @@ class Sampled:
 def random_uniform(seed: int, index: int, position: int) -> float:
     """A number in [0, 1) that is a pure function of its arguments (SplitMix64's mixer, chained)."""
     state = _mix(seed & _MASK64)
-    state = _mix(state ^ _mix(index + 1))
-    state = _mix(state ^ _mix(position + (1 << 32)))
+    state = _mix((state + index) & _MASK64)
+    state = _mix((state + position) & _MASK64)
     return (state >> 11) * 2.0**-53
 
 

@@ -4,8 +4,8 @@ import re
 
 _DECIMAL = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_COUNT = re.compile(r"(\d[\d_]*)([kKM]?)")
-_SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
+_COUNT = re.compile(r"([0-9][0-9_]*)([kKM]?)")
+_SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
 
 
 def parse_count(value: object) -> int:

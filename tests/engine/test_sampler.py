@@ -1,0 +1,150 @@
+"""Sampling: exact greedy, truncation, penalties, counters, and rows that do not touch each other."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from minivllm_engine.request import ResolvedSampling, SamplingParams
+from minivllm_engine.sampler import SamplingRow, random_uniform, sample
+
+VOCAB = 50
+
+
+def row(position: int = 0, *, index: int = 0, prompt=(), output=(), forbidden=(), **params):
+    sampling = SamplingParams.create(**{"temperature": 0, **params}).resolved(seed=0)
+    return SamplingRow(sampling, index, position, prompt, output, forbidden)
+
+
+def draw(logits: torch.Tensor, rows) -> list[int | None]:
+    return [one.token_id for one in sample(logits, rows)]
+
+
+def logits_of(seed: int, num_rows: int = 1) -> torch.Tensor:
+    return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def test_h4_temperature_0_is_argmax_and_mixes_with_sampled_rows() -> None:
+    logits = logits_of(0, 8)
+    rows = [row(i, temperature=0 if i % 2 else 1.0, seed=3) for i in range(8)]
+    mixed = draw(logits, rows)
+    for i in range(8):
+        assert mixed[i] == draw(logits[i : i + 1], [rows[i]])[0]
+        if i % 2:
+            assert mixed[i] == int(logits[i].argmax())
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 1, 2, VOCAB, VOCAB + 1, 10**9])
+def test_h5_any_top_k_works_and_keeps_what_it_says(top_k: int) -> None:
+    logits = logits_of(1)
+    allowed = set(logits[0].topk(top_k if 0 < top_k < VOCAB else VOCAB).indices.tolist())
+    seen = {draw(logits, [row(i, temperature=1.5, top_k=top_k)])[0] for i in range(300)}
+    assert seen <= allowed
+    assert len(seen) == min(len(allowed), 2) or len(seen) > 2
+
+
+def test_h7_top_p_0_keeps_the_likeliest_token() -> None:
+    logits = logits_of(2)
+    best = int(logits.argmax())
+    assert {draw(logits, [row(i, temperature=2.0, top_p=0)])[0] for i in range(100)} == {best}
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
+    seen = Counter(draw(probs.log(), [row(i, temperature=1, top_p=0.75)])[0] for i in range(400))
+    assert set(seen) == {0, 1}
+    assert abs(seen[0] / 400 - 0.625) < 0.1
+
+
+def test_min_p_drops_what_is_far_less_likely() -> None:
+    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
+    seen = {draw(probs.log(), [row(i, temperature=1, min_p=0.4)])[0] for i in range(300)}
+    assert seen == {0, 1}
+
+
+def test_samples_follow_the_distribution() -> None:
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    count = 4000
+    rows = [row(i, temperature=1) for i in range(count)]
+    seen = Counter(draw(probs.log().expand(count, 4), rows))
+    for token, p in enumerate(probs[0].tolist()):
+        assert abs(seen[token] / count - p) < 4 * math.sqrt(p * (1 - p) / count)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-300, 5e-324])
+def test_tiny_temperatures_are_argmax_and_do_not_overflow(temperature: float) -> None:
+    logits = logits_of(3)
+    assert draw(logits, [row(temperature=temperature)]) == [int(logits.argmax())]
+
+
+def test_h8_dead_logits_end_their_row_only() -> None:
+    logits = logits_of(4, 5)
+    rows = [row(i, temperature=i % 2, logprobs=2) for i in range(5)]
+    clean = sample(logits, rows)
+    dead = logits.clone()
+    dead[1, 7] = torch.nan
+    dead[3, 2] = torch.inf
+    dead[4] = 1.5
+    results = sample(dead, rows)
+    assert [one.token_id is None for one in results] == [False, True, False, True, True]
+    assert results[0] == clean[0]
+    assert results[2] == clean[2]
+
+
+def test_h10_random_numbers_are_keyed_by_seed_index_and_position() -> None:
+    values = {random_uniform(s, i, p) for s in range(10) for i in range(10) for p in range(50)}
+    assert len(values) == 5000
+    assert all(0 <= value < 1 for value in values)
+    assert abs(sum(values) / 5000 - 0.5) < 0.02
+    assert random_uniform(-1, 0, 0) == random_uniform(2**64 - 1, 0, 0)
+    steps = [random_uniform(7, 0, p) for p in range(4000)]
+    mean = sum(steps) / len(steps)
+    lagged = sum((a - mean) * (b - mean) for a, b in zip(steps, steps[1:], strict=False))
+    assert abs(lagged / sum((a - mean) ** 2 for a in steps)) < 0.06
+
+
+def test_h18_penalties_act() -> None:
+    logits = torch.tensor([[2.0, 1.9, 1.0, -1.0]])
+    assert draw(logits, [row(repetition_penalty=1.2, prompt=[0])]) == [1]
+    assert draw(logits, [row(presence_penalty=0.2, output=[0])]) == [1]
+    assert draw(logits, [row(presence_penalty=0.2, prompt=[0])]) == [0]
+    assert draw(logits, [row(frequency_penalty=0.06, output=[0])]) == [0]
+    assert draw(logits, [row(frequency_penalty=0.06, output=[0, 0])]) == [1]
+    # A negative logit is multiplied: dividing it would make the token likelier.
+    negative = torch.tensor([[-1.0, -1.1, -9.0]])
+    assert draw(negative, [row(repetition_penalty=1.5, output=[0])]) == [1]
+
+
+def test_logit_bias_and_forbidden_ids() -> None:
+    logits = torch.tensor([[2.0, 1.9, 1.0]])
+    assert draw(logits, [row(logit_bias={2: 5})]) == [2]
+    assert draw(logits, [row(forbidden=[0, 1])]) == [2]
+
+
+def test_adjusting_one_row_leaves_its_neighbours_and_the_logits_alone() -> None:
+    logits = logits_of(5, 3)
+    before = logits.clone()
+    plain = [row(i) for i in range(3)]
+    best = int(logits[1].argmax())
+    changed = [plain[0], row(1, logit_bias={best: -100}), plain[2]]
+    a, b = draw(logits, plain), draw(logits, changed)
+    assert (a[0], a[2]) == (b[0], b[2])
+    assert a[1] != b[1]
+    assert torch.equal(logits, before)
+
+
+def test_logprobs_are_those_of_the_model_before_any_change() -> None:
+    logits = logits_of(6)
+    token = int(logits[0].topk(3).indices[2])
+    result = sample(logits, [row(logprobs=3, logit_bias={token: 100}, temperature=0.5)])[0]
+    reference = logits[0].double().log_softmax(-1)
+    assert result.token_id == token
+    assert result.logprobs.sampled.rank == 3
+    assert result.logprobs.sampled.logprob == pytest.approx(float(reference[token]))
+    top = result.logprobs.top
+    assert [t.token_id for t in top] == reference.topk(3).indices.tolist()
+    assert [t.rank for t in top] == [1, 2, 3]
+
+
+def test_a_vocabulary_of_one_token_is_not_dead() -> None:
+    assert draw(torch.zeros(1, 1), [row()]) == [0]
