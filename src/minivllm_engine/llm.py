@@ -295,7 +295,8 @@ class LLM:
                 continue
             answer = self._answers[request.request_id]
             news[request.request_id] = answer
-            self._prompt_tokens_computed += sequence.length if one is None else sequence.length - 1
+            end = min(sequence.start + sequence.length, len(request.prompt_ids))
+            self._prompt_tokens_computed += max(0, end - sequence.start)
             if one is not None:
                 self._take_token(answer, request, one)
         return [self._report(answer) for answer in news.values()]
@@ -391,7 +392,12 @@ class LLM:
         answer.end_all(FinishReason.ERROR, error)
 
     def _collect_failure(self, batch: ScheduledBatch, failure: Exception) -> list[RequestOutput]:
-        logger.warning("a step of %d sequences failed: %s", len(batch.sequences), failure)
+        if len(batch.sequences) > 1:
+            logger.warning(
+                "a step of %d sequences failed (%s); they run one at a time to find the one to blame",
+                len(batch.sequences),
+                failure,
+            )
         outputs = []
         for request in self._scheduler.roll_back(batch):
             answer = self._answers.get(request.request_id)

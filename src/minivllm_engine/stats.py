@@ -10,7 +10,7 @@ class EngineStats:
     Attributes:
         bound_by: why requests wait now: "state slots", "KV blocks", "token budget", or None.
         bound_steps: steps in which each of these held.
-        prompt_tokens_computed: includes what preemption made the engine compute again.
+        prompt_tokens_computed: a prompt that was preempted counts again when it is computed again.
     """
 
     num_running: int

@@ -1,6 +1,7 @@
 """The config's types, units, and the errors of wrong values."""
 
 import pytest
+
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.errors import ConfigError, RequestError
 from minivllm_engine.request import SamplingParams

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from minivllm_engine.detokenizer import IncrementalDetokenizer, opens_reasoning
 from support.byte_tokenizer import byte_tokenizer
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from minivllm_engine.config import SamplingOptions
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import load_generation_config

@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import minivllm_engine
 import pytest
+
+import minivllm_engine
 
 ROOT = Path(minivllm_engine.__file__).parent
 
@@ -18,6 +19,8 @@ ORDER = [
     "request",
     "stats",
     "generation_config",
+    "config_reader",
+    "rope_config",
     "model_config",
     "checkpoint_names",
     "safetensors_header",

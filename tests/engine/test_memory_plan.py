@@ -4,6 +4,7 @@ import dataclasses
 import logging
 
 import pytest
+
 from minivllm_engine.checkpoint_index import resolve_model
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.errors import CapacityError, ConfigError

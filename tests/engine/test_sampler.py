@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
-from minivllm_engine.request import ResolvedSampling, SamplingParams
+
+from minivllm_engine.request import SamplingParams
 from minivllm_engine.sampler import SamplingRow, random_uniform, sample
 
 VOCAB = 50

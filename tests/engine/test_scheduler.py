@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.request import Request, ResolvedSampling

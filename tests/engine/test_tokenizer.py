@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from minivllm_engine.checkpoint_index import resolve_model
 from minivllm_engine.errors import CheckpointError, RequestError
 from minivllm_engine.tokenizer import Tokenizer

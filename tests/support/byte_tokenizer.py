@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import tokenizers
-from minivllm_engine.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers
+
+from minivllm_engine.tokenizer import Tokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>")
