@@ -32,6 +32,7 @@ class CachePool:
         device: torch.device,
     ) -> None:
         self.num_slots, self.num_blocks, self.block_size = num_slots, num_blocks, block_size
+        self.device = device
         self.sink_slot, self.sink_block = num_slots, num_blocks
         conv_shape = (num_slots + 1, config.conv_dim, config.linear_conv_kernel_dim - 1)
         state_shape = (

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from minivllm_engine.answer import Answer
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
@@ -96,7 +98,7 @@ class LLM:
             )
         )
         self._runner: ModelRunner | None = ModelRunner(
-            index, self.model_config, self._plan, progress
+            index, self.model_config, self._plan, device=torch.device("cpu"), progress=progress
         )
         self._scheduler = Scheduler(
             BlockManager(self._plan.num_blocks, self._plan.block_size),

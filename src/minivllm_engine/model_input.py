@@ -60,14 +60,18 @@ def build_model_input(batch: ScheduledBatch, pool: CachePool) -> ModelInput:
     widest = max(len(sequence.block_table) for sequence in sequences)
     padding = [pool.sink_block] * widest
     tables = [[*s.block_table, *padding[len(s.block_table) :]] for s in sequences]
+
+    def tensor(values: list[int] | list[list[int]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=pool.device)
+
     return ModelInput(
-        token_ids=torch.tensor(tokens),
-        positions=torch.tensor(positions),
+        token_ids=tensor(tokens),
+        positions=tensor(positions),
         starts=tuple(sequence.start for sequence in sequences),
         lengths=tuple(sequence.length for sequence in sequences),
-        slots=torch.tensor([sequence.slot for sequence in sequences]),
-        block_tables=torch.tensor(tables),
-        kv_slots=torch.tensor(kv_slots),
-        logits_rows=torch.tensor(logits_rows, dtype=torch.long),
+        slots=tensor([sequence.slot for sequence in sequences]),
+        block_tables=tensor(tables),
+        kv_slots=tensor(kv_slots),
+        logits_rows=tensor(logits_rows),
         num_decodes=batch.num_decodes,
     )

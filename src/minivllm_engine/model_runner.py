@@ -25,9 +25,10 @@ class ModelRunner:
         index: CheckpointIndex,
         model_config: ModelConfig,
         plan: MemoryPlan,
+        *,
+        device: torch.device,
         progress: Progress | None = None,
     ) -> None:
-        device = torch.device("cpu")
         dtype = TORCH_DTYPES[plan.dtype]
         self.model = MiniQwenForCausalLM(model_config, dtype=dtype, device=device)
         load_weights(self.model, index, dtype=dtype, progress=progress)

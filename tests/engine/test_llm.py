@@ -10,13 +10,14 @@ from minivllm_engine import LLM, ConfigError, EngineError, RequestError, Samplin
 from minivllm_engine.request import FinishReason
 from support.oracle import Oracle, agrees
 
+VOCAB = 320  # of the tiny model
 NAN = float("nan")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
 
 
 def ids(seed: int, length: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 512, (length,), generator=generator).tolist()
+    return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +272,7 @@ def test_h4_greedy_and_sampled_requests_share_a_batch(llm, oracle) -> None:
     assert outs[1].outputs[0].token_ids != outs[0].outputs[0].token_ids
 
 
-@pytest.mark.parametrize("top_k", [-1, 0, 1, 512, 513, 10**9])
+@pytest.mark.parametrize("top_k", [-1, 0, 1, VOCAB, VOCAB + 1, 10**9])
 def test_h5_top_k_beyond_the_vocabulary(llm, top_k) -> None:
     params = SamplingParams(temperature=1, top_k=top_k, max_tokens=3, seed=1, ignore_eos=True)
     assert llm.generate([ids(101, 5)], params)[0].error is None
@@ -411,7 +412,7 @@ def test_n_gives_independent_outputs_and_a_bad_one_costs_only_its_own_request(ll
 @pytest.mark.parametrize(
     ("prompt", "params", "text"),
     [
-        ([0, 512], {}, "prompt token id 512 is out of range"),
+        ([0, VOCAB], {}, f"prompt token id {VOCAB} is out of range"),
         ([-1], {}, "prompt token id -1 is out of range"),
         ([1, "a"], {}, "not all are integers"),
         ([1, True], {}, "not all are integers"),
@@ -423,7 +424,7 @@ def test_n_gives_independent_outputs_and_a_bad_one_costs_only_its_own_request(ll
         ({"messages": "hi"}, {}, "not a list"),
         ({"messages": [1]}, {}, "not a list of objects"),
         ({"messages": [{}], "chat_template_kwargs": 1}, {}, "chat_template_kwargs"),
-        ([1], {"logit_bias": {512: 1.0}}, "logit_bias id 512"),
+        ([1], {"logit_bias": {VOCAB: 1.0}}, f"logit_bias id {VOCAB}"),
         ([1], {"stop_token_ids": (600,)}, "stop_token_ids id 600"),
         ([1], {"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 > max_tokens 4"),
     ],

@@ -3,12 +3,8 @@
 import pytest
 import torch
 
-from minivllm_engine.ops.gated_delta.reference import (
-    ChunkPlan,
-    SlotPlan,
-    chunk_gated_delta_rule,
-    gated_delta_step,
-)
+from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.gated_delta.reference import chunk_gated_delta_rule, gated_delta_step
 from support.delta_rule import recurrent_delta_rule
 from support.largest_tensor import LargestTensor
 

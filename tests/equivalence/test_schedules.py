@@ -91,7 +91,7 @@ def run_many(model: object, prompts: Sequence[list[int]], *, engines: int, each:
 def test_a_thousand_schedules_of_the_tiny_model(tiny_model) -> None:
     rng = random.Random(0)
     lengths = [1, 1, 2, 3, 4, 5, 9, 15, 16, 17, 20, 31, 32, 33, 47, 48, 62, 63, 64, 65, 66, 90, 129]
-    prompts = [[rng.randrange(512) for _ in range(length)] for length in lengths]
+    prompts = [[rng.randrange(320) for _ in range(length)] for length in lengths]
     tally = run_many(tiny_model, prompts, engines=40, each=25)
     print(tally)
     assert tally.requests > 3500

@@ -1,0 +1,113 @@
+"""The answer on screen: text as it comes, appended and never redrawn; thinking apart from it."""
+
+import time
+from typing import Literal
+
+from minivllm_cli.chat.statistics import thought_line
+from minivllm_cli.console import Console, Results
+from minivllm_cli.progress import prefill_text
+from minivllm_engine.request import RequestOutput
+
+ThinkingDisplay = Literal["show", "fold", "hide"]
+
+_DIM, _RESET = b"\x1b[2m", b"\x1b[0m"
+_ERASE_LINE = "\r\x1b[2K"
+_QUIET_PREFILL_SECONDS = 1.0
+
+
+class AnswerView:
+    """Writes one answer.
+
+    Args:
+        results: where the answer goes.
+        console: where everything else goes.
+        thinking: `show` writes it, `fold` writes it dimmed, `hide` does not; all say how long it took.
+        colour: dimming may be used on `results`.
+    """
+
+    def __init__(
+        self, results: Results, console: Console, *, thinking: ThinkingDisplay, colour: bool
+    ) -> None:
+        self._results = results
+        self._console = console
+        self._thinking = thinking
+        self._dims = thinking == "fold" and colour
+        self._colour = colour
+        self._started = time.monotonic()
+        self._thinking_since: float | None = None
+        self._thought = False
+        self._reasoning_tokens = 0
+        self._at_line_start = True
+        self._shows_prefill = False
+
+    def show(self, output: RequestOutput) -> None:
+        """Write what is new in `output`."""
+        if not output.outputs:
+            return
+        answer = output.outputs[0]
+        self._reasoning_tokens = answer.reasoning_tokens
+        if answer.reasoning_delta or answer.text_delta or output.finished:
+            self._end_prefill()
+        elif not answer.token_ids:
+            self._show_prefill(output.num_prompt_computed, output.usage.prompt_tokens)
+        if answer.reasoning is not None and self._thinking_since is None:
+            self._thinking_since = time.monotonic()
+        if answer.reasoning_delta:
+            self._thought = True
+            if self._thinking != "hide":
+                self._write_thinking(answer.reasoning_delta)
+        if answer.text_delta:
+            self._end_thinking()
+            self._write(answer.text_delta)
+
+    def end(self, *, interrupted: bool = False) -> None:
+        """Finish the last line."""
+        self._end_prefill()
+        self._end_thinking()
+        if interrupted:
+            self._mark("[interrupted]")
+        if not self._at_line_start:
+            self._results.write(b"\n")
+            self._at_line_start = True
+
+    def _write(self, text: str) -> None:
+        self._results.write_text(text)
+        self._at_line_start = text.endswith("\n")
+
+    def _write_thinking(self, text: str) -> None:
+        if self._dims:
+            self._results.write(_DIM)
+        self._write(text)
+        if self._dims:
+            self._results.write(_RESET)
+
+    def _end_thinking(self) -> None:
+        if self._thinking_since is None or not self._thought:
+            return
+        if not self._at_line_start:
+            self._results.write(b"\n")
+            self._at_line_start = True
+        self._console.dim(
+            thought_line(self._reasoning_tokens, time.monotonic() - self._thinking_since)
+        )
+        self._thought = False
+
+    def _mark(self, text: str) -> None:
+        if not self._results.is_terminal:
+            self._console.note(text)
+            return
+        blank = "" if self._at_line_start else " "
+        mark = blank.encode() + text.encode()
+        self._results.write(_DIM + mark + _RESET if self._colour else mark)
+        self._at_line_start = False
+
+    def _show_prefill(self, done: int, total: int) -> None:
+        late = time.monotonic() - self._started >= _QUIET_PREFILL_SECONDS
+        if late and total and self._console.live and not self._console.quiet:
+            self._console.write(_ERASE_LINE + prefill_text((done, total)))
+            self._shows_prefill = True
+
+    def _end_prefill(self) -> None:
+        if self._shows_prefill:
+            self._console.write(_ERASE_LINE)
+            self._shows_prefill = False

@@ -1,0 +1,171 @@
+"""The slash commands: one table, from which come dispatch, help and completion."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from minivllm_cli.chat import file_commands, settings_commands, show_commands, turn_commands
+from minivllm_cli.chat.arguments import no_argument
+from minivllm_cli.chat.leaving import LeaveChat
+from minivllm_cli.chat.session import SAMPLING_KEYS
+from minivllm_cli.problems import CliError
+
+if TYPE_CHECKING:
+    from minivllm_cli.chat.repl import Repl
+
+Choices = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One slash command.
+
+    Attributes:
+        usage: what may follow the name, for people.
+        run: called with the REPL and the rest of the line. Raises CliError for a wrong argument.
+        choices: words that may follow the name, each with a line of help.
+        takes_path: a file name may follow.
+    """
+
+    name: str
+    usage: str
+    help: str
+    run: Callable[["Repl", str], None]
+    choices: Choices = ()
+    takes_path: bool = False
+
+
+def _leave(repl: "Repl", argument: str) -> None:
+    no_argument("/exit", argument)
+    raise LeaveChat
+
+
+def _help(repl: "Repl", argument: str) -> None:
+    no_argument("/help", argument)
+    rows = [(f"{command.name} {command.usage}".rstrip(), command.help) for command in COMMANDS]
+    rows += _KEYS
+    width = max(len(left) for left, _ in rows)
+    history = repl.history.path if repl.history is not None else "off (--no-history)"
+    rows.append(("history file", str(history)))
+    repl.screen.print("\n".join(f"{left:<{width}}  {right}" for left, right in rows))
+
+
+_KEYS = [
+    ("Enter", "send"),
+    ('"""', "begins and ends a block of lines in which Enter breaks the line"),
+    ("Alt-Enter, Ctrl-J", "a line break"),
+    ("Ctrl-C", "stop the answer, or clear the line; twice on an empty line: leave"),
+    ("Ctrl-D", "leave"),
+    ("Ctrl-R", "search what was typed"),
+    ("Ctrl-X Ctrl-E", "edit in $EDITOR"),
+    ("//x", "say /x"),
+]
+
+COMMANDS: tuple[Command, ...] = (
+    Command("/help", "", "this list", _help),
+    Command("/clear", "", "start anew; system text and settings stay", turn_commands.clear),
+    Command("/undo", "[N]", "drop the last turn, or N turns", turn_commands.undo),
+    Command("/regen", "[SEED]", "answer the last question again", turn_commands.regen),
+    Command("/edit", "", "edit the last question and ask it again", turn_commands.edit),
+    Command("/edit-reply", "", "edit the last answer", turn_commands.edit_reply),
+    Command("/continue", "", "extend the last answer", turn_commands.extend),
+    Command("/fork", "[NAME]", "put this chat aside as a branch and go on", turn_commands.fork),
+    Command("/branches", "[NAME]", "list the branches, or go to one", turn_commands.branches),
+    Command(
+        "/system",
+        "TEXT",
+        "replace the system text; @FILE reads it, - removes it",
+        settings_commands.system,
+        takes_path=True,
+    ),
+    Command(
+        "/set",
+        "KEY VALUE",
+        "set a sampling key; null takes it back",
+        settings_commands.set_key,
+        choices=tuple((key, "sampling key") for key in SAMPLING_KEYS),
+    ),
+    Command("/seed", "N", "set the seed", settings_commands.seed),
+    Command(
+        "/think",
+        "WORD",
+        "thinking: on, off, show, fold, hide, keep, drop",
+        settings_commands.think,
+        choices=settings_commands.THINK_CHOICES,
+    ),
+    Command(
+        "/stats",
+        "on|off",
+        "the line after each answer",
+        settings_commands.stats,
+        choices=(("on", "show it"), ("off", "do not")),
+    ),
+    Command(
+        "/multi",
+        "",
+        "swap the keys Enter and Alt-Enter",
+        settings_commands.multi,
+    ),
+    Command(
+        "/show",
+        "TOPIC",
+        ", ".join(name for name, _ in show_commands.TOPICS),
+        show_commands.show,
+        choices=show_commands.TOPICS,
+    ),
+    Command("/tokens", "", "what takes room in the context", show_commands.tokens),
+    Command(
+        "/save",
+        "FILE",
+        "write this chat to a .json, .jsonl or .md file",
+        file_commands.save,
+        takes_path=True,
+    ),
+    Command(
+        "/load",
+        "FILE",
+        "go on with a saved chat and its settings",
+        file_commands.load,
+        takes_path=True,
+    ),
+    Command(
+        "/history",
+        "clear",
+        "forget what was typed",
+        file_commands.clear_history,
+        choices=(("clear", "empty the history file"),),
+    ),
+    Command("/exit", "", "leave (also /quit, /bye, exit, quit)", _leave),
+)
+
+_ALIASES = {"/quit": "/exit", "/bye": "/exit"}
+
+
+def find_command(name: str) -> Command:
+    """The command of exactly that name.
+
+    Raises:
+        CliError: there is none; it names the nearest.
+    """
+    by_name = {command.name: command for command in COMMANDS}
+    found = by_name.get(_ALIASES.get(name, name))
+    if found is not None:
+        return found
+    near = get_close_matches(name.lower(), [*by_name, *_ALIASES], n=1)
+    raise CliError(
+        f"unknown command {name}",
+        why="nothing was sent",
+        hint=f"{near[0] if near else '/help'}, or /{name} to say it to the model",
+    )
+
+
+def complete(line: str) -> Sequence[tuple[str, str]] | None:
+    """What may stand at the end of `line`: (word, help) pairs; None for a file name."""
+    name, blank, _ = line.partition(" ")
+    if not blank:
+        return [(command.name, command.help) for command in COMMANDS]
+    command = next((command for command in COMMANDS if command.name == name), None)
+    if command is None or " " in line[len(name) + 1 :]:
+        return []
+    return None if command.takes_path else command.choices

@@ -1,0 +1,167 @@
+"""From settings to a chat: checks that need no weights, then the engine, then what is restored."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minivllm_cli import engine_factory
+from minivllm_cli.chat.failures import attach_transcript
+from minivllm_cli.chat.history_file import HistoryFile
+from minivllm_cli.chat.piped import answer_once
+from minivllm_cli.chat.prompts import switches_thinking
+from minivllm_cli.chat.restore import check_saved_settings, restore
+from minivllm_cli.chat.saved_chat import SavedChat, load_chat
+from minivllm_cli.chat.screen import Screen
+from minivllm_cli.chat.session import Chat
+from minivllm_cli.chat.transcript_file import TranscriptFile
+from minivllm_cli.chat.turn_commands import turns
+from minivllm_cli.command import Invocation
+from minivllm_cli.config_file import Entry
+from minivllm_cli.console import claim_stdout, wants_colour
+from minivllm_cli.crash import state_dir
+from minivllm_cli.generate.fingerprint import fingerprint_parts
+from minivllm_cli.problems import CliError, ExitCode
+from minivllm_cli.progress import Progress, make_reporter
+from minivllm_cli.settings import Settings
+from minivllm_engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from minivllm_engine.llm import LLM
+    from minivllm_engine.tokenizer import Tokenizer
+
+_QUIET_LOAD_SECONDS = 1.0
+
+
+@contextmanager
+def open_chat(
+    run: Invocation,
+    settings: Settings,
+    *,
+    load: Path | None,
+    transcript: Path | None,
+    resume: bool,
+) -> Iterator[Chat]:
+    """A chat with its engine, which is closed at the end.
+
+    Args:
+        load: a saved chat to go on with.
+        transcript: the file to append turns to; with `resume` the chat in it goes on.
+
+    Raises:
+        CliError: a file or an option will not do.
+        EngineError: the model will not.
+    """
+    path = engine_factory.find_model(settings.model)
+    settings = engine_factory.add_model_sampling(settings, path)
+    think = _checked_think(run, settings, engine_factory.load_tokenizer(path))
+    with ExitStack() as stack:
+        saved, source = (None, "") if load is None else (load_chat(load), str(load))
+        log = None
+        if transcript is not None:
+            log = TranscriptFile(transcript, resume=resume)
+            stack.callback(log.close)
+            saved, source = (log.resumed, str(transcript)) if resume else (saved, source)
+        if saved is not None:
+            check_saved_settings(saved, source)
+        model = {
+            "name": "demo" if settings.model == "demo" else path.name,
+            "hash": fingerprint_parts(path, dtype=settings.get("engine.dtype"))["model"],
+        }
+        settings = _for_one_conversation(settings)
+        claim_stdout()
+        run.interrupts.activity = "loading the model"
+        llm = stack.enter_context(_load(run, settings))
+        chat = Chat(llm, model, settings, settings, think=think, log=log)
+        chat.transcript = chat.transcript.with_system(settings.chat.system)
+        if settings.source("sampling.seed") == "default":
+            chat.draw_seed()
+        if saved is not None:
+            _restore(run, chat, saved, source)
+        yield chat
+
+
+def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:
+    """Talk until the user leaves. stdin and stdout are terminals."""
+    from minivllm_cli.chat.commands import complete
+    from minivllm_cli.chat.prompt import Prompt
+    from minivllm_cli.chat.repl import Repl
+
+    results, console = claim_stdout(), run.console
+    options = chat.settings.chat
+    descriptor = os.dup(results.file.fileno())
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as terminal:
+        history = HistoryFile(state_dir() / "history") if options.history else None
+        screen = Screen(
+            results,
+            console,
+            thinking=options.thinking,
+            stats=options.stats,
+            colour=wants_colour(terminal),
+        )
+        prompt = Prompt(terminal, history, complete, vi=vi, warn=console.warn)
+        limit = f"context {chat.llm.max_model_len:,} tokens"
+        console.dim(f"{chat.model['name']} · {limit} · /help lists commands, Ctrl-D leaves")
+        try:
+            return Repl(chat, screen, prompt, history, run.interrupts).run()
+        except (CliError, EngineError):
+            raise
+        except Exception as error:
+            attach_transcript(error, chat)
+            raise
+
+
+def run_piped(run: Invocation, chat: Chat, question: str) -> ExitCode:
+    """One answer on stdout, without its thinking."""
+    stats = chat.settings.chat.stats
+    screen = Screen(claim_stdout(), run.console, thinking="hide", stats=stats, colour=False)
+    return answer_once(chat, question, screen, run.interrupts)
+
+
+def _checked_think(run: Invocation, settings: Settings, tokenizer: "Tokenizer") -> bool | None:
+    """What the template is to be told of thinking."""
+    if not tokenizer.has_chat_template:
+        raise CliError(
+            f"{settings.model} has no chat template",
+            hint=f"minivllm generate {settings.model} --prompt TEXT",
+        )
+    think: bool | None = settings.get("chat.think")
+    if think is None or switches_thinking(tokenizer):
+        return think
+    source = settings.source("chat.think")
+    problem = f"{source}: the chat template of {settings.model} has no switch for thinking"
+    if source.startswith("--"):
+        raise CliError(problem, hint=f"drop {source}")
+    run.console.warn(problem)
+    return None
+
+
+def _load(run: Invocation, settings: Settings) -> "LLM":
+    """Load the model; how far it is is shown once it takes more than a moment."""
+    reporter = make_reporter(settings.output.progress, run.console)
+    begun = time.monotonic()
+
+    def show(phase: str, done: int, total: int) -> None:
+        if time.monotonic() - begun >= _QUIET_LOAD_SECONDS:
+            reporter.update(Progress(phase, done, total))
+
+    try:
+        return engine_factory.open_engine(settings, show)
+    finally:
+        reporter.close()
+
+
+def _for_one_conversation(settings: Settings) -> Settings:
+    """One sequence at a time needs one state slot, unless somebody set another number."""
+    path = "engine.max_num_seqs"
+    entries = {path: Entry(path, 1, "chat"), **settings.entries}
+    return Settings(entries, settings.model_sampling)
+
+
+def _restore(run: Invocation, chat: Chat, saved: SavedChat, source: str) -> None:
+    notes = restore(chat, saved, source, flags_win=True)
+    run.console.note(f"going on with {source}: {turns(chat.transcript.num_turns)}")
+    for note in notes:
+        run.console.note(note)

@@ -1,0 +1,70 @@
+"""`chat` with a pipe or a file on stdin: one question, one answer, and the end."""
+
+import sys
+
+from minivllm_cli.chat.answering import StopFlag
+from minivllm_cli.chat.failures import attach_transcript
+from minivllm_cli.chat.screen import Screen
+from minivllm_cli.chat.session import Chat
+from minivllm_cli.problems import CliError, ExitCode, problems_of
+from minivllm_cli.signals import Interrupts
+from minivllm_engine.errors import EngineError
+
+
+def read_question() -> str:
+    """All of stdin as one message.
+
+    Raises:
+        CliError: there is nothing in it, or it is not UTF-8.
+    """
+    data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CliError(
+            f"stdin is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start:,})"
+        ) from None
+    if not text.strip():
+        raise CliError(
+            "stdin is empty: there is no message", hint='echo "Define aardvark." | minivllm chat'
+        )
+    return text.strip("\r\n")
+
+
+def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupts) -> ExitCode:
+    """Stream the answer to stdout.
+
+    Raises:
+        CliError: the transcript cannot be written, or stdout.
+        KeyboardInterrupt: it was stopped. What had come by then is in the transcript file.
+    """
+    stop = StopFlag()
+
+    def on_signal(count: int) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        screen.console.write_line("stopping. Ctrl-C again to leave at once.")
+        interrupts.limit_clean_up()
+        stop.request()
+
+    view = screen.answer_view()
+    with interrupts.stopping_with(on_signal):
+        try:
+            output = chat.ask(chat.transcript, question, view, stop)
+        except EngineError as error:
+            view.end()
+            for problem in problems_of(error):
+                screen.console.error(problem)
+            return ExitCode.SOME_REQUESTS_FAILED
+        except CliError:
+            raise
+        except Exception as error:
+            view.end()
+            attach_transcript(error, chat)
+            raise
+        view.end(interrupted=stop.requested)
+        chat.write_log()
+    if stop.requested:
+        raise KeyboardInterrupt
+    screen.after_answer(output, chat.llm.max_model_len)
+    return ExitCode.OK

@@ -1,0 +1,234 @@
+"""The line editor: keys, paste, history, completion. The only file that knows prompt_toolkit."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import Application, get_app
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.history import DummyHistory, History
+from prompt_toolkit.input import create_input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from minivllm_cli.chat.history_file import HistoryFile
+from minivllm_cli.chat.typed_line import opens_block
+
+PASTE_SECONDS = 0.03
+_PROMPT = "> "
+
+
+class PromptInterrupt(Exception):
+    """Ctrl-C on an empty line."""
+
+
+class Prompt:
+    """Reads what the user types. stdin and `stream` must be terminals.
+
+    Args:
+        stream: the terminal to draw on (not `sys.stdout`, which is redirected).
+        history: where texts are kept; None neither reads nor keeps any.
+        completions: (text, help) for a line that is typed so far, or None for a file name.
+        vi: vi keys instead of emacs keys.
+        warn: told once when the history cannot be used.
+
+    Attributes:
+        newline_on_enter: Enter breaks the line and Alt-Enter sends, instead of the reverse.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        history: HistoryFile | None,
+        completions: Callable[[str], Sequence[tuple[str, str]] | None],
+        *,
+        vi: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.newline_on_enter = False
+        self._input = create_input(sys.stdin)
+        self._output = create_output(stdout=stream)
+        if isinstance(self._output, Vt100_Output):
+            # Where the cursor is need not be asked: the answer would hold up each Enter for a round
+            # trip, and terminals that give none would get a warning on their screen.
+            self._output.enable_cpr = False
+        self._enter = _HeldEnter()
+        self._history: History = DummyHistory()
+        if history is not None:
+            self._history = _StoredHistory(history, warn)
+        self._session: PromptSession[str] = PromptSession(
+            _PROMPT,
+            input=self._input,
+            output=self._output,
+            history=self._history,
+            multiline=True,
+            vi_mode=vi,
+            key_bindings=self._bindings(),
+            completer=_Completer(completions),
+            complete_while_typing=False,
+            auto_suggest=AutoSuggestFromHistory(),
+            enable_suspend=True,
+            enable_open_in_editor=True,
+            # Spaces, so that text copied from the screen holds no marks.
+            prompt_continuation=lambda width, line_number, is_soft_wrap: " " * width,
+        )
+        self._session.app.key_processor.before_key_press += self._enter.before_next_key
+
+    def read(self, prefilled: str = "") -> str:
+        """One text, of one or more lines.
+
+        Raises:
+            PromptInterrupt: Ctrl-C on an empty line.
+            EOFError: Ctrl-D on an empty line, or the terminal is gone.
+        """
+        self._enter.drop()
+        return self._session.prompt(default=prefilled)
+
+    def confirm(self, question: str) -> bool:
+        """A yes or no; anything but a yes is a no."""
+        session: PromptSession[str] = PromptSession(
+            f"{question} [y/N] ",
+            input=self._input,
+            output=self._output,
+            history=DummyHistory(),
+            interrupt_exception=PromptInterrupt,
+        )
+        try:
+            return session.prompt().strip().lower() in ("y", "yes")
+        except (EOFError, PromptInterrupt):
+            return False
+
+    def forget(self) -> None:
+        """Drop the texts of earlier chats from memory too."""
+        if isinstance(self._history, _StoredHistory):
+            self._history.forget()
+
+    def _bindings(self) -> KeyBindings:
+        bindings = KeyBindings()
+        typing = has_focus(DEFAULT_BUFFER)
+
+        @bindings.add("enter", filter=typing)
+        def enter(event: KeyPressEvent) -> None:
+            if self.newline_on_enter or opens_block(event.current_buffer.text):
+                _break_line(event.current_buffer)
+            else:
+                self._enter.hold(event.app)
+
+        @bindings.add("escape", "enter", filter=typing)
+        def alt_enter(event: KeyPressEvent) -> None:
+            if self.newline_on_enter:
+                event.current_buffer.validate_and_handle()
+            else:
+                _break_line(event.current_buffer)
+
+        @bindings.add("c-j", filter=typing)
+        def ctrl_j(event: KeyPressEvent) -> None:
+            _break_line(event.current_buffer)
+
+        @bindings.add("c-c", filter=typing)
+        @bindings.add("<sigint>")
+        def ctrl_c(event: KeyPressEvent) -> None:
+            if event.current_buffer.text:
+                event.current_buffer.reset()
+            else:
+                event.app.exit(exception=PromptInterrupt())
+
+        return bindings
+
+
+class _HeldEnter:
+    """Holds an Enter back for a moment: if more arrives in it, this was a line break of pasted text.
+
+    A terminal without bracketed paste sends pasted lines like typed ones, only faster.
+    """
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[], None] | None = None
+
+    def hold(self, app: Application[str]) -> None:
+        assert app.loop is not None
+
+        def send() -> None:
+            self._cancel = None
+            if not app.is_done:
+                app.current_buffer.validate_and_handle()
+
+        self._cancel = app.loop.call_later(PASTE_SECONDS, send).cancel
+
+    def before_next_key(self, _sender: object) -> None:
+        if self._cancel is not None:
+            self.drop()
+            _break_line(get_app().current_buffer)
+
+    def drop(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+
+def _break_line(buffer: Buffer) -> None:
+    buffer.insert_text("\n")
+
+
+class _StoredHistory(History):
+    """The history file as prompt_toolkit sees it."""
+
+    def __init__(self, file: HistoryFile, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._file = file
+        self._warn = warn
+        self._usable = True
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return reversed(self._file.read())
+        except OSError as error:
+            self._complain(error)
+            return []
+
+    def append_string(self, string: str) -> None:
+        if not string.startswith(" "):
+            super().append_string(string)
+
+    def store_string(self, string: str) -> None:
+        try:
+            self._file.append(string)
+        except OSError as error:
+            self._complain(error)
+
+    def forget(self) -> None:
+        self._loaded_strings = []
+
+    def _complain(self, error: OSError) -> None:
+        if self._usable:
+            self._usable = False
+            self._warn(f"history is not kept: {self._file.path}: {error.strerror}")
+
+
+class _Completer(Completer):
+    """Completes a line that begins with a slash."""
+
+    def __init__(self, completions: Callable[[str], Sequence[tuple[str, str]] | None]) -> None:
+        self._completions = completions
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        line = document.text_before_cursor
+        if not line.startswith("/") or "\n" in document.text:
+            return
+        word = line.rpartition(" ")[2]
+        found = self._completions(line)
+        if found is None:
+            path = Document(word.removeprefix("@"))
+            yield from self._paths.get_completions(path, event)
+            return
+        for text, help_text in found:
+            if text.startswith(word):
+                yield Completion(text, start_position=-len(word), display_meta=help_text)

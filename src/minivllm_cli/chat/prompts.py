@@ -1,0 +1,90 @@
+"""What the model is sent, as text and in tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
+from minivllm_engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from minivllm_engine.tokenizer import Tokenizer
+
+_PROBE = "thinking-probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A tokenizer's chat template with what this chat tells it.
+
+    Attributes:
+        kwargs: `enable_thinking` and the like.
+        thinking: whether earlier thinking goes with the history, and how.
+    """
+
+    tokenizer: "Tokenizer"
+    kwargs: Mapping[str, Any]
+    thinking: ThinkingInHistory = "drop"
+
+    def render(self, transcript: Transcript, *, open_answer: bool = True) -> str:
+        """The prompt as text; with `open_answer` it ends where the answer begins.
+
+        Raises:
+            RequestError: the template refuses these messages.
+        """
+        return self.tokenizer.render_chat(
+            transcript.for_engine(self.thinking), add_generation_prompt=open_answer, **self.kwargs
+        )
+
+    def count(self, transcript: Transcript, *, open_answer: bool = True) -> int:
+        """Tokens of the prompt. An empty transcript has none, whatever the template would say."""
+        if not transcript.messages and transcript.system is None:
+            return 0
+        return len(self.tokenizer.encode(self.render(transcript, open_answer=open_answer)))
+
+    def cost_of_history(self, transcript: Transcript) -> int:
+        """Tokens that the next turn has to compute before it comes to the new message."""
+        try:
+            return self.count(transcript, open_answer=False)
+        except RequestError:  # some templates want a question
+            asked = transcript.asked("x")
+            return self.count(asked) - self.count(Transcript(messages=asked.messages[-1:]))
+
+    def continued(self, transcript: Transcript) -> str:
+        """The prompt that makes the model go on with the last answer."""
+        answer = transcript.last_answer
+        assert answer is not None
+        prompt = self.render(transcript.without_answer())
+        if prompt.rstrip().endswith("<think>"):
+            prompt += f"{answer.reasoning or ''}\n</think>\n\n"
+        elif answer.reasoning and not prompt.rstrip().endswith("</think>"):
+            prompt += f"<think>\n{answer.reasoning}\n</think>\n\n"
+        return prompt + answer.content
+
+
+def switches_thinking(tokenizer: "Tokenizer") -> bool:
+    """Does the chat template look at `enable_thinking`?"""
+    return "enable_thinking" in (tokenizer.chat_template or "")
+
+
+def way_to_keep_thinking(tokenizer: "Tokenizer") -> tuple[ThinkingInHistory, dict[str, Any]] | None:
+    """How earlier thinking can stay in the prompt, and template arguments for it; None where it cannot.
+
+    Found by trying: templates drop it from earlier turns in several ways.
+    """
+    probe = Transcript(
+        messages=(
+            Message("user", "a"),
+            Message("assistant", "b", reasoning=_PROBE),
+            Message("user", "c"),
+        )
+    )
+    forms: tuple[ThinkingInHistory, ...] = ("reasoning_content", "inline")
+    arguments: list[dict[str, Any]] = [{}]
+    if "preserve_thinking" in (tokenizer.chat_template or ""):
+        arguments.append({"preserve_thinking": True})
+    for form in forms:
+        for kwargs in arguments:
+            if _PROBE in Template(tokenizer, kwargs, form).render(probe):
+                return form, kwargs
+    return None

@@ -1,0 +1,187 @@
+"""The loop of an interactive chat: read, answer or run a command, until the user leaves."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from minivllm_cli.chat.answering import Listener, StopFlag
+from minivllm_cli.chat.commands import find_command
+from minivllm_cli.chat.failures import engine_failure
+from minivllm_cli.chat.history_file import HistoryFile
+from minivllm_cli.chat.leaving import LeaveChat
+from minivllm_cli.chat.prompt import Prompt, PromptInterrupt
+from minivllm_cli.chat.screen import Screen
+from minivllm_cli.chat.session import Chat
+from minivllm_cli.chat.terminal import keys_held_back
+from minivllm_cli.chat.transcript import Transcript
+from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
+from minivllm_cli.problems import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
+from minivllm_cli.signals import Interrupts
+from minivllm_engine.errors import EngineError
+from minivllm_engine.request import RequestOutput
+
+LEAVE_SECONDS = 2.0
+_STOP_SECONDS = 1.0
+
+
+class Repl:
+    """One interactive chat on a terminal. Commands get it as their first argument.
+
+    Attributes:
+        branches: transcripts that were put aside, by name.
+        history: the file of what was typed; None with `--no-history`.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        screen: Screen,
+        prompt: Prompt,
+        history: HistoryFile | None,
+        interrupts: Interrupts,
+    ) -> None:
+        self.chat = chat
+        self.screen = screen
+        self.prompt = prompt
+        self.history = history
+        self.branches: dict[str, Transcript] = {}
+        self._interrupts = interrupts
+        self._stop: StopFlag | None = None
+        self._stop_requested_at = 0.0
+        self._last_interrupt = float("-inf")
+        self._restore_terminal: Callable[[], None] = lambda: None
+
+    def run(self) -> ExitCode:
+        """Until the user leaves.
+
+        Raises:
+            KeyboardInterrupt: SIGTERM, or a Ctrl-C that would not wait.
+        """
+        with (
+            keys_held_back() as self._restore_terminal,
+            self._interrupts.stopping_with(self._on_signal),
+        ):
+            while True:
+                try:
+                    self._handle(self.prompt.read())
+                    if self._interrupts.received is not None:  # SIGTERM came during an answer
+                        raise KeyboardInterrupt
+                except (PromptInterrupt, KeyboardInterrupt):
+                    if self._interrupts.received is not None:
+                        raise
+                    if self._interrupted_twice():
+                        return ExitCode.INTERRUPTED
+                except (EOFError, LeaveChat):
+                    self._say_what_is_not_saved()
+                    return ExitCode.OK
+
+    def turn(self, run: Callable[[Listener, StopFlag], RequestOutput]) -> None:
+        """Let `run` produce an answer on screen. What it raises is shown, and the chat goes on."""
+        console, view = self.screen.console, self.screen.answer_view()
+        with self._stoppable() as stop:
+            try:
+                output = run(view, stop)
+            except (OutputClosed, OutputFailed):
+                raise
+            except Exception as error:
+                view.end()
+                for problem in engine_failure(error, self.chat, console):
+                    console.error(problem)
+                return
+        interrupted = output.finish_reason == "abort"
+        view.end(interrupted=interrupted)
+        self.screen.after_answer(output, self.chat.llm.max_model_len)
+        if output.finish_reason == "length":
+            console.note("stopped at max_tokens; /continue goes on, /set max_tokens N allows more")
+        if interrupted and not output.text and not output.reasoning:
+            console.note("stopped before the first token; the chat is as it was")
+        self.record()
+
+    def record(self) -> None:
+        """Bring the transcript file up to date; a failure is shown and the chat goes on."""
+        try:
+            self.chat.write_log()
+        except CliError as error:
+            for problem in error.problems:
+                self.screen.console.error(problem)
+
+    def keep_branch(self, name: str) -> None:
+        """Put the present transcript aside."""
+        self.branches[name] = self.chat.transcript
+
+    def _handle(self, text: str) -> None:
+        line = classify(text)
+        try:
+            match line:
+                case Say(message):
+                    history = self.chat.transcript
+                    self.turn(lambda view, stop: self.chat.ask(history, message, view, stop))
+                case Run(name, argument):
+                    find_command(name).run(self, argument)
+                    self.record()
+                case Leave():
+                    raise LeaveChat
+        except (OutputClosed, OutputFailed):
+            raise
+        except (CliError, EngineError) as error:
+            for problem in problems_of(error):
+                self.screen.console.error(problem)
+
+    def _interrupted_twice(self) -> bool:
+        now = time.monotonic()
+        if now - self._last_interrupt <= LEAVE_SECONDS:
+            self._say_what_is_not_saved()
+            return True
+        self._last_interrupt = now
+        self.screen.console.write_line("Ctrl-C again within 2 s leaves; so do Ctrl-D and /exit")
+        return False
+
+    def _say_what_is_not_saved(self) -> None:
+        count = self.chat.num_unsaved_turns
+        if count:
+            turns = "1 turn was" if count == 1 else f"{count} turns were"
+            self.screen.console.note(
+                f"{turns} not saved (/save FILE, or --transcript FILE from the start)"
+            )
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[StopFlag]:
+        self._stop = StopFlag()
+        try:
+            yield self._stop
+        finally:
+            self._stop = None
+
+    def _on_signal(self, count: int) -> None:
+        terminated = self._interrupts.received == signal.SIGTERM
+        if terminated:
+            self.screen.console.write_line("stopping: SIGTERM")
+            self._interrupts.limit_clean_up()
+            self._restore_terminal()  # should the clean-up hang
+        if self._stop is None:
+            if not terminated:
+                self._interrupts.received = None
+            raise KeyboardInterrupt
+        if not self._stop.requested:
+            self._stop.request()
+            self._stop_requested_at = time.monotonic()
+            if not terminated:
+                self._interrupts.received = None
+                self._explain_if_slow(self._stop)
+        elif terminated or time.monotonic() - self._stop_requested_at > _STOP_SECONDS:
+            raise KeyboardInterrupt
+        else:  # a second press in haste: the answer is stopping already
+            self._interrupts.received = None
+
+    def _explain_if_slow(self, stop: StopFlag) -> None:
+        def explain() -> None:
+            if self._stop is stop:
+                self.screen.console.write_line(
+                    "\nstopping after this step. Ctrl-C again leaves the chat at once."
+                )
+
+        timer = threading.Timer(_STOP_SECONDS, explain)
+        timer.daemon = True
+        timer.start()

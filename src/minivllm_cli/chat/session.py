@@ -1,0 +1,218 @@
+"""A chat in progress: its transcript, its settings, its engine, and what a turn does to them."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from minivllm_cli import engine_factory
+from minivllm_cli.chat.answering import Listener, StopFlag, stream_answer
+from minivllm_cli.chat.context_limit import ContextLimit
+from minivllm_cli.chat.prompts import Template
+from minivllm_cli.chat.saved_chat import SavedChat
+from minivllm_cli.chat.statistics import saved_figures
+from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
+from minivllm_cli.chat.transcript_file import TranscriptFile
+from minivllm_cli.config_file import Entry
+from minivllm_cli.settings import Settings
+from minivllm_engine.config import SamplingOptions
+from minivllm_engine.errors import EngineError
+from minivllm_engine.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from minivllm_engine.llm import LLM
+
+SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
+_SEED_RANGE = 2**31
+
+
+@dataclass
+class Totals:
+    """What this chat has cost so far. Undone turns count too."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, output: RequestOutput, seconds: float) -> None:
+        self.answers += 1
+        self.prompt_tokens += output.usage.prompt_tokens
+        self.completion_tokens += output.usage.completion_tokens
+        self.seconds += seconds
+
+
+@dataclass
+class Chat:
+    """Owns the transcript; everybody else changes it by these methods.
+
+    A turn that fails, or is stopped before its first token, leaves the transcript as it was.
+
+    Attributes:
+        model: name and hash, as they stand in saved files.
+        settings: everything that was configured; `/set` and `/load` put entries on top.
+        started_with: the settings of the command line.
+        think: what the template is told of thinking; None tells it nothing.
+        thinking_in_history: whether earlier thinking is sent again, and how.
+        keep_kwargs: template arguments which that takes.
+        saved: the transcript as it was last saved.
+        log: the file of `--transcript`.
+    """
+
+    llm: "LLM"
+    model: Mapping[str, Any]
+    settings: Settings
+    started_with: Settings
+    transcript: Transcript = Transcript()
+    think: bool | None = None
+    thinking_in_history: ThinkingInHistory = "drop"
+    keep_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    saved: Transcript = Transcript()
+    log: TranscriptFile | None = None
+    totals: Totals = field(default_factory=Totals)
+    last_output: RequestOutput | None = None
+
+    @property
+    def template(self) -> Template:
+        """The chat template with what it is told at present."""
+        kwargs = dict(self.keep_kwargs)
+        if self.think is not None:
+            kwargs["enable_thinking"] = self.think
+        return Template(self.llm.tokenizer, kwargs, self.thinking_in_history)
+
+    @property
+    def context_limit(self) -> ContextLimit:
+        return ContextLimit(
+            tokens=self.llm.max_model_len,
+            largest=self.llm.model_config.max_position_embeddings,
+            fits=self._would_fit,
+        )
+
+    @property
+    def num_unsaved_turns(self) -> int:
+        """Turns that no file holds."""
+        if self.log is not None:
+            return 0
+        new = self.transcript.messages[self.transcript.num_common(self.saved) :]
+        return sum(message.role == "user" for message in new)
+
+    def params(self, seed: int | None = None) -> SamplingParams:
+        """How the next answer is sampled.
+
+        Raises:
+            RequestError: the seed is out of range.
+        """
+        values = {key: self.settings.resolved(f"sampling.{key}") for key in SAMPLING_KEYS}
+        if seed is not None:
+            values["seed"] = seed
+        return SamplingParams.create(**values)
+
+    def ask(
+        self,
+        history: Transcript,
+        question: str,
+        listener: Listener,
+        stop: StopFlag,
+        *,
+        seed: int | None = None,
+    ) -> RequestOutput:
+        """Answer `question` after `history`, which becomes the transcript with both added.
+
+        Raises:
+            EngineError: the turn does not fit the context, or it or the engine failed.
+        """
+        template, asked = self.template, history.asked(question)
+        self.context_limit.check(template, asked)
+        prompt: dict[str, Any] = {"messages": asked.for_engine(template.thinking)}
+        if template.kwargs:
+            prompt["chat_template_kwargs"] = dict(template.kwargs)
+        output = self._run(prompt, self.params(seed), listener, stop)
+        if not _stopped_before_it_began(output):
+            self.transcript = asked.answered(_message(output))
+        return output
+
+    def extend(self, listener: Listener, stop: StopFlag) -> RequestOutput:
+        """Make the model go on with the last answer, which must have text.
+
+        Raises:
+            EngineError: the request was refused, or it or the engine failed.
+        """
+        answer = self.transcript.last_answer
+        assert answer is not None and answer.content
+        ids = self.llm.tokenizer.encode(self.template.continued(self.transcript))
+        output = self._run({"prompt_token_ids": ids}, self.params(), listener, stop)
+        if not _stopped_before_it_began(output):
+            more = _message(output)
+            longer = replace(
+                more, content=answer.content + more.content, reasoning=answer.reasoning
+            )
+            self.transcript = self.transcript.without_answer().answered(longer)
+        return output
+
+    def put(self, key: str, value: Any, source: str) -> None:
+        """Set a key of section `sampling`; None takes back what was set."""
+        path = f"sampling.{key}"
+        entries = {p: entry for p, entry in self.settings.entries.items() if p != path}
+        if value is not None:
+            entries[path] = Entry(path, value, source)
+        self.settings = Settings(entries, self.settings.model_sampling)
+
+    def draw_seed(self) -> None:
+        """Choose a seed, so that answers differ from chat to chat and can still be repeated."""
+        self.put("seed", secrets.randbelow(_SEED_RANGE), "drawn")
+
+    def saved_form(self) -> SavedChat:
+        """All that a file keeps: what somebody set, and the transcript."""
+        settings: dict[str, Any] = {
+            key: self.settings.get(f"sampling.{key}")
+            for key in SAMPLING_KEYS
+            if f"sampling.{key}" in self.settings.entries
+        }
+        settings = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+        settings["think"] = self.think
+        settings["think_keep"] = self.thinking_in_history != "drop"
+        return SavedChat(self.model, settings, self.transcript)
+
+    def write_log(self) -> None:
+        """Bring the transcript file up to date, if there is one.
+
+        Raises:
+            CliError: it cannot be written.
+        """
+        if self.log is not None:
+            self.log.update(self.saved_form())
+
+    def _run(
+        self, prompt: Mapping[str, Any], params: SamplingParams, listener: Listener, stop: StopFlag
+    ) -> RequestOutput:
+        begun = time.monotonic()
+        output = stream_answer(self.llm, prompt, params, listener, stop)
+        self.totals.add(output, time.monotonic() - begun)
+        self.last_output = output
+        return output
+
+    def _would_fit(self, max_model_len: int) -> bool:
+        path = "engine.max_model_len"
+        entries = {**self.settings.entries, path: Entry(path, max_model_len, "")}
+        try:
+            engine_factory.plan_memory(Settings(entries), self.llm.model_path)
+        except EngineError:
+            return False
+        return True
+
+
+def _stopped_before_it_began(output: RequestOutput) -> bool:
+    interrupted = output.finish_reason == "abort"
+    return interrupted and not output.text and not output.reasoning
+
+
+def _message(output: RequestOutput) -> Message:
+    return Message(
+        "assistant",
+        output.text,
+        reasoning=output.reasoning or None,
+        interrupted=output.finish_reason == "abort",
+        finish_reason=str(output.finish_reason),
+        stats=saved_figures(output),
+    )

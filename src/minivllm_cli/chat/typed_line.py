@@ -1,0 +1,57 @@
+"""What a typed text is: a message, a command, a wish to leave, or nothing."""
+
+from dataclasses import dataclass
+
+FENCE = '"""'
+_LEAVE = ("exit", "quit")
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A message to the model."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A slash command and what follows it on the line."""
+
+    name: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """`exit` or `quit` without a slash."""
+
+
+TypedLine = Say | Run | Leave | None
+
+
+def opens_block(text: str) -> bool:
+    """Does `text` begin a block in triple quotes that is not closed yet?"""
+    start = text.lstrip()
+    if not start.startswith(FENCE):
+        return False
+    return len(start.rstrip()) < 2 * len(FENCE) or not start.rstrip().endswith(FENCE)
+
+
+def classify(text: str) -> TypedLine:
+    """Text with a line break, and what stands in triple quotes, is never a command; `//x` says `/x`."""
+    stripped = text.strip()
+    if stripped.startswith(FENCE) and not opens_block(text):
+        inner = stripped[len(FENCE) : -len(FENCE)].strip("\r\n")
+        return Say(inner) if inner.strip() else None
+    if not stripped:
+        return None
+    if "\n" in stripped:
+        return Say(text.strip("\n").rstrip())
+    if stripped in _LEAVE:
+        return Leave()
+    if stripped.startswith("//"):
+        return Say(stripped[1:])
+    if stripped.startswith("/"):
+        name, _, argument = stripped.partition(" ")
+        return Run(name, argument.strip())
+    return Say(stripped)

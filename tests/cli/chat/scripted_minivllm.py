@@ -1,0 +1,30 @@
+"""The program `minivllm` with the scripted engine behind it. Run as a script; loads no torch."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from cli.chat.scripted_engine import ScriptedEngine
+from minivllm_cli import engine_factory
+from minivllm_cli.app import main
+
+
+def _open_engine(settings, progress=None):
+    seconds = float(os.environ.get("FAKE_LOAD_SECONDS", "0"))
+    parts = 20 if seconds else 1
+    for done in range(parts + 1):
+        if progress is not None:
+            progress("weights", done, parts)
+        time.sleep(seconds / parts)
+    return ScriptedEngine(settings, Path(settings.model))
+
+
+engine_factory.find_model = Path
+engine_factory.open_engine = _open_engine
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        assert "torch" not in sys.modules, "the scripted engine needs no torch"

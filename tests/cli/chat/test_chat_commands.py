@@ -1,0 +1,336 @@
+"""Slash commands in the REPL."""
+
+import json
+import os
+import re
+
+import pytest
+
+from cli.chat.terminal import CTRL_C, CTRL_D, ENTER
+from minivllm_cli.chat.commands import COMMANDS, complete, find_command
+from minivllm_cli.problems import CliError
+
+
+def _messages(chat, name="a.json"):
+    return json.loads((chat.home / name).read_text())["messages"]
+
+
+def test_unknown_commands_get_the_nearest_name():
+    with pytest.raises(CliError) as caught:
+        find_command("/hlep")
+    assert caught.value.problems[0].lines() == [
+        "error: unknown command /hlep",
+        "why: nothing was sent",
+        "try: /help, or //hlep to say it to the model",
+    ]
+    assert find_command("/quit").name == "/exit"
+    with pytest.raises(CliError):
+        find_command("/Help")
+
+
+def test_completions():
+    assert ("/undo", "drop the last turn, or N turns") in complete("/u")
+    assert dict(complete("/set t")).keys() >= {"temperature", "top_p"}
+    assert [word for word, _ in complete("/show ")][:2] == ["settings", "stats"]
+    assert complete("/set temperature ") == []
+    assert complete("/save ") is None
+    assert complete("/nothing ") == []
+
+
+def test_every_command_has_a_line_of_help_that_fits():
+    for command in COMMANDS:
+        assert command.help
+        assert len(f"{command.name} {command.usage}") <= 18
+        assert 20 + len(command.help) <= 80
+
+
+def test_wrong_lines_are_neither_sent_nor_fatal(chat):
+    with chat.open() as terminal:
+        assert terminal.ask("/hlep") == (
+            "error: unknown command /hlep\n"
+            "why: nothing was sent\n"
+            "try: /help, or //hlep to say it to the model"
+        )
+        assert "/undo x: not a whole number" in terminal.ask("/undo x")
+        assert "cannot undo 1 turn: the chat has 0" in terminal.ask("/undo")
+        assert "nothing has been asked yet" in terminal.ask("/regen")
+        assert "/clear takes no argument" in terminal.ask("/clear all")
+        assert "/set temprature: no such key" in terminal.ask("/set temprature 1")
+        assert "/set temperature -1" in terminal.ask("/set temperature -1")
+        assert "/set temperature x" in terminal.ask("/set temperature x")
+        assert "/seed x: not a whole number" in terminal.ask("/seed x")
+        assert "/show setings: no such topic" in terminal.ask("/show setings")
+        assert "try: /show settings" in terminal.text
+        assert "no branch x" in terminal.ask("/branches x")
+        assert "a.txt: cannot tell the form" in terminal.ask("/save a.txt")
+        assert "no.json cannot be read" in terminal.ask("/load no.json")
+        assert "no.txt cannot be read" in terminal.ask("/system @no.txt")
+        assert chat.requests == []
+        assert terminal.ask("//usr/bin").startswith("You said: /usr/bin\n")
+        assert "Traceback" not in terminal.text
+
+
+def test_k10_undo_goes_back_to_the_very_same_prompt(chat):
+    with chat.open("--system", "Be brief.") as terminal:
+        terminal.ask("echo one")
+        first = terminal.ask("/show prompt")
+        terminal.ask("echo two")
+        terminal.ask("echo three")
+        shown = terminal.ask("/undo 2")
+        assert terminal.ask("/show prompt") == first
+        cost = int(re.fullmatch(r"undone 2 turns \((\d+) tokens to recompute\)", shown)[1])
+        terminal.ask("echo four")
+    rendered, _, count = first.rpartition("\n")
+    assert rendered.replace("\n", "") == chat.prompts[0].replace("\n", "")
+    assert count == f"({len(chat.requests[0]['ids'])} tokens)"
+    history = chat.prompts[3].partition("<|im_start|>user\necho four")[0]
+    assert "three" not in history
+    question = "<|im_start|>user\necho four<|im_end|>\n<|im_start|>assistant\n"
+    assert cost == len(chat.requests[3]["ids"]) - (len("user\necho four\nassistant\n") + 3)
+    assert chat.prompts[3] == history + question
+
+
+def test_k10_an_answer_is_made_again(chat):
+    with chat.open("--temperature", "0.8") as terminal:
+        first = terminal.ask("seeded").split("\n")[0]
+        again = terminal.ask("/regen 7").split("\n")[0]
+        third = terminal.ask("/regen").split("\n")
+        assert terminal.ask("/regen 7").split("\n")[0] == again == "seed 7"
+        terminal.ask("/save a.json")
+        assert re.fullmatch(r"seed \d+", first)
+        assert third[0] == third[1], "the drawn seed is said, and used"
+        assert third[0] not in (first, again)
+        assert [m["content"] for m in _messages(chat)] == ["seeded", "seed 7"]
+        assert _messages(chat)[1]["stats"]["seed"] == 7
+        terminal.ask("/set temperature 0")
+        assert "every seed gives the same answer" in terminal.ask("/regen")
+    prompts = chat.prompts
+    assert prompts == prompts[:1] * 5
+
+
+def test_k10_questions_and_answers_are_edited(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.type("/edit" + ENTER)
+        terminal.wait_until(lambda: terminal.cursor_line == "> echo one", "the old question")
+        terminal.type("!" + ENTER)
+        terminal.wait_for("\none!\n")
+        terminal.wait_for_prompt()
+        terminal.type("/edit-reply" + ENTER)
+        terminal.wait_until(lambda: terminal.cursor_line == "> one!", "the old answer")
+        terminal.type("!!" + ENTER)
+        terminal.wait_for("answer replaced (")
+        terminal.wait_for_prompt()
+        assert terminal.ask("/continue").startswith("+more\n")
+        terminal.ask("/save a.json")
+        assert [m["content"] for m in _messages(chat)] == ["echo one!", "one!!!+more"]
+        assert chat.prompts[-1].endswith("<|im_start|>assistant\none!!!")
+        terminal.type("/edit" + ENTER)
+        terminal.wait_until(lambda: terminal.cursor_line == "> echo one!", "the old question")
+        terminal.type(CTRL_C)
+        terminal.wait_for_prompt()
+        terminal.type(CTRL_C)
+        terminal.wait_for("nothing was changed")
+        terminal.wait_for_prompt()
+        assert "there is no answer to extend" in (
+            terminal.ask("/clear") + terminal.ask("/continue")
+        )
+
+
+def test_clear_keeps_system_text_and_settings(chat):
+    with chat.open("--system", "Be brief.") as terminal:
+        terminal.ask("/set temperature 0.25")
+        terminal.ask("echo one")
+        assert terminal.ask("/clear").startswith("cleared 1 turn; /branches before-clear")
+        terminal.ask("echo two")
+        terminal.ask("/branches before-clear")
+        terminal.ask("echo three")
+    system = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+    assert [prompt.startswith(system) for prompt in chat.prompts] == [True] * 3
+    assert "one" not in chat.prompts[1]
+    assert "two" not in chat.prompts[2] and "one" in chat.prompts[2]
+    assert {row["params"]["temperature"] for row in chat.requests} == {0.25}
+
+
+def test_branches(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        assert terminal.ask("/fork left").startswith("kept as branch left (1 turn)")
+        assert "there is a branch left already" in terminal.ask("/fork left")
+        terminal.ask("echo two")
+        assert terminal.ask("/branches") == "left  1 turn"
+        assert terminal.ask("/branches left").startswith("on branch left: 1 turn (")
+        assert terminal.ask("/branches") == "left  1 turn\nbefore-switch  2 turns"
+        terminal.ask("echo three")
+    assert "two" not in chat.prompts[2]
+
+
+def test_the_system_text_is_replaced_never_doubled(chat):
+    (chat.home / "s.txt").write_text("From a file.\n")
+    with chat.open("--system", "one") as terminal:
+        terminal.ask("echo a")
+        assert re.fullmatch(
+            r"system text replaced \(\d+ tokens to recompute\)", terminal.ask("/system two words")
+        )
+        assert terminal.ask("/system") == "two words"
+        terminal.ask("echo b")
+        terminal.ask("/system @s.txt")
+        terminal.ask("echo c")
+        assert terminal.ask("/system -").startswith("system text removed (")
+        terminal.ask("echo d")
+    systems = [re.findall(r"system\n(.*?)<", prompt) for prompt in chat.prompts]
+    assert systems == [["one"], ["two words"], ["From a file."], []]
+
+
+def test_settings_and_where_they_come_from(chat):
+    (chat.home / "c.yaml").write_text("sampling:\n  top_p: 0.9\n")
+    args = ("--config", "c.yaml", "--temperature", "0.5")
+    with chat.open(*args, MINIVLLM_SAMPLING__TOP_K="40") as terminal:
+        assert terminal.ask("/set min_p 0.1") == "min_p 0.1"
+        assert terminal.ask('/set stop ["\\n\\n", END]') == 'stop ["\\n\\n", END]'
+        shown = terminal.ask("/show settings")
+        terminal.ask("echo a")
+        assert terminal.ask("/set min_p null") == "min_p 0.0"
+        assert terminal.ask("/seed 9") == "seed 9"
+        terminal.ask("echo b")
+    rows = {line.split("  ")[0]: re.split(" {2,}", line)[1:] for line in shown.split("\n")}
+    assert rows["temperature"] == ["0.5", "--temperature (default 1.0)"]
+    assert rows["top_p"] == ["0.9", "c.yaml:2 (default 1.0)"]
+    assert rows["top_k"] == ["40", "MINIVLLM_SAMPLING__TOP_K (default -1)"]
+    assert rows["min_p"] == ["0.1", "/set (default 0.0)"]
+    assert rows["max_tokens"] == ["2048", "default"]
+    assert rows["seed"][1].startswith("drawn")
+    params = [row["params"] for row in chat.requests]
+    assert params[0]["min_p"] == 0.1 and params[1]["min_p"] == 0.0
+    assert params[0]["stop"] == ["\n\n", "END"]
+    assert str(params[0]["seed"]) == rows["seed"][0]
+    assert params[1]["seed"] == 9
+    assert (params[0]["temperature"], params[0]["top_p"], params[0]["top_k"]) == (0.5, 0.9, 40)
+
+
+def test_what_can_be_shown(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        stats = terminal.ask("/show stats")
+        assert re.search(r"^answers +1$", stats, re.M)
+        assert re.search(r"^answer tokens +4$", stats, re.M)
+        cache = terminal.ask("/show cache")
+        assert re.search(r"^KV blocks +0/[\d,]+ used +at most 1 so far$", cache, re.M)
+        assert re.search(r"^state slots +0/1 used +at most 1 so far$", cache, re.M)
+        memory = terminal.ask("/show memory")
+        assert re.search(r"^state slots +1 × [\d.]+ KiB = [\d.]+ KiB$", memory, re.M)
+        assert re.search(r"^process, at its peak +[\d.]+ MiB$", memory, re.M)
+        model = terminal.ask("/show model")
+        assert re.search(r"^layers +8: 6 DeltaNet, 2 attention$", model, re.M)
+        assert re.search(r"^context +4,096 of at most 4,096$", model, re.M)
+        assert terminal.ask("/tokens") == "system 0 + history 32 = 32 of 4,096 tokens (0%)"
+
+
+def test_k9_saving_and_loading(chat):
+    with chat.open("--system", "Be brief.", "--seed", "5") as terminal:
+        terminal.ask("echo 🙂 one")
+        assert terminal.ask("/save a.json") == "saved 1 turn to a.json"
+        terminal.ask("/save a.md")
+        terminal.ask("/save a.jsonl")
+        terminal.ask("echo two")
+        terminal.type("/save a.json" + ENTER)
+        terminal.wait_for("a.json exists. Overwrite it? [y/N]")
+        terminal.type("n" + ENTER)
+        terminal.wait_for("not saved")
+        assert len(_messages(chat)) == 3
+        assert "before-load" in terminal.ask("/load a.json")
+        terminal.ask("echo three")
+        terminal.type("/save a.json" + ENTER)
+        terminal.wait_until(lambda: terminal.text.count("Overwrite it?") == 2, "the question")
+        terminal.type("y" + ENTER)
+        terminal.wait_for("saved 2 turns to a.json")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_exit() == 0
+        assert "not saved (" not in terminal.text
+    contents = [message["content"] for message in _messages(chat)]
+    assert contents == ["Be brief.", "echo 🙂 one", "🙂 one", "echo three", "three"]
+    markdown = (chat.home / "a.md").read_text()
+    assert markdown.startswith("# Chat with scripted\n\nseed 5")
+    assert "## You\n\necho 🙂 one\n\n## scripted\n\n🙂 one\n" in markdown
+    document = json.loads((chat.home / "a.json").read_text())
+    assert document["model"]["name"] == "scripted"
+    assert re.fullmatch("sha256:[0-9a-f]{64}", document["model"]["hash"])
+    assert document["settings"]["seed"] == 5
+    stats = document["messages"][2]["stats"]
+    assert stats["prompt_tokens"] == len(chat.requests[0]["ids"])
+    assert stats["completion_tokens"] == 9 and stats["cached_tokens"] == 0
+
+
+def test_k9_a_transcript_survives_a_kill(chat):
+    with chat.open("--transcript", "t.jsonl", "--system", "Be brief.") as terminal:
+        terminal.ask("echo one")
+        terminal.ask("echo two")
+        terminal.type("slow forever" + ENTER)
+        terminal.wait_for("abab")
+        terminal.process.kill()
+        terminal.process.wait()
+    rows = [json.loads(line) for line in (chat.home / "t.jsonl").read_text().splitlines()]
+    assert rows[0]["kind"] == "chat"
+    assert [row["content"] for row in rows[1:]] == [
+        "Be brief.",
+        "echo one",
+        "one",
+        "echo two",
+        "two",
+    ]
+    with (chat.home / "t.jsonl").open("a") as file:
+        file.write('{"role":"user","con')
+    with chat.open("--transcript", "t.jsonl", "--resume") as terminal:
+        terminal.wait_for("going on with t.jsonl: 2 turns")
+        terminal.ask("/undo")
+        terminal.ask("echo three")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_exit() == 0
+        assert "not saved" not in terminal.text
+    assert "echo one" in chat.prompts[-1] and "echo two" not in chat.prompts[-1]
+    with chat.open("--load", "t.jsonl") as terminal:
+        terminal.ask("/save b.json")
+    contents = [message["content"] for message in _messages(chat, "b.json")]
+    assert contents == ["Be brief.", "echo one", "one", "echo three", "three"]
+
+
+def test_k38_loading_restores_what_was_set(chat):
+    args = ("--temperature", "0.25", "--system", "Be brief.", "--think", "--seed", "3")
+    with chat.open(*args) as terminal:
+        terminal.ask("/set top_k 12")
+        terminal.ask("echo one")
+        terminal.ask("/save a.json")
+    with chat.open("--temperature", "0.75", "--no-think") as terminal:
+        shown = terminal.ask("/load a.json")
+        terminal.ask("echo two")
+    assert shown.split("\n") == [
+        "loaded 1 turn from a.json",
+        "temperature 0.25 (a.json; --temperature said 0.75)",
+        "think true (a.json; --no-think said false)",
+    ]
+    with chat.open("--load", "a.json", "--temperature", "0.75") as terminal:
+        terminal.wait_for("temperature 0.75 (--temperature; a.json has 0.25)")
+        terminal.ask("echo three")
+    by_prompt, by_flag = chat.requests[1], chat.requests[2]
+    for request in (by_prompt, by_flag):
+        assert request["prompt"].startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+        assert request["prompt"].endswith("<|im_start|>assistant\n<think>\n")
+        assert request["params"]["seed"] == 3
+        assert request["params"]["top_k"] == 12
+    assert by_prompt["params"]["temperature"] == 0.25
+    assert by_flag["params"]["temperature"] == 0.75
+
+
+def test_the_text_can_be_written_in_an_editor(chat):
+    editor = chat.home / "editor.sh"
+    editor.write_text('#!/bin/sh\nprintf "echo from\\nthe editor" > "$1"\n')
+    os.chmod(editor, 0o755)
+    with chat.open(EDITOR=str(editor), VISUAL="") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("draft\x18\x05")
+        terminal.wait_for("the editor")
+        terminal.watch(0.3)
+        if not chat.requests:
+            terminal.type(ENTER)
+        terminal.wait_for("· stop")
+    assert chat.questions == ["echo from\nthe editor"]

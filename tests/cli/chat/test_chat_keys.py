@@ -1,0 +1,220 @@
+"""Keys of the REPL, in a pseudo-terminal: sending, pasting, clearing, leaving, history."""
+
+import signal
+import stat
+import termios
+
+import pytest
+
+from cli.chat.terminal import (
+    ALT_ENTER,
+    CTRL_C,
+    CTRL_D,
+    CTRL_J,
+    ENTER,
+    PASTE_BEGIN,
+    PASTE_END,
+    TAB,
+    UP,
+    Terminal,
+)
+
+
+def _send(terminal: Terminal, text: str, expected: str) -> None:
+    """Type `text` at the prompt, see it there, send it and wait for the next prompt."""
+    terminal.wait_for_prompt()
+    terminal.type(text)
+    terminal.wait_for(expected)
+    terminal.type(ENTER)
+    terminal.wait_for(" · stop\n")
+    terminal.wait_for_prompt()
+
+
+def test_k5_a_bracketed_paste_is_one_message(chat):
+    pasted = 'a\n/api/chat\n\n"""x'
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(PASTE_BEGIN + pasted.replace("\n", "\r") + PASTE_END)
+        terminal.wait_for('"""x')
+        terminal.watch(0.2)
+        assert not chat.requests, "a paste is not sent by itself"
+        terminal.type(ENTER)
+        terminal.wait_for("· stop")
+        terminal.wait_for_prompt()
+        shown = terminal.text
+    assert chat.questions == [pasted]
+    assert "..." not in shown
+    # The gutter of further lines is blank, so that they can be copied.
+    assert '> a\n  /api/chat\n\n  """x\n' in shown
+
+
+def test_k5_an_unbracketed_paste_is_one_message(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("first line\r/exit\r\r  last line\r")
+        terminal.wait_for("· stop")
+        terminal.wait_for_prompt()
+        terminal.type("/api/chat")
+        terminal.wait_for("> /api/chat")
+        terminal.type(ENTER)
+        terminal.wait_for("unknown command /api/chat")
+    assert chat.questions == ["first line\n/exit\n\n  last line"]
+
+
+def test_line_breaks_can_be_typed(chat):
+    with chat.open() as terminal:
+        _send(terminal, f"one{ALT_ENTER}two{CTRL_J}three", "three")
+        terminal.type('"""')
+        terminal.type(ENTER)
+        terminal.watch(0.2)
+        terminal.type("/exit")
+        terminal.watch(0.2)
+        terminal.type(ENTER)
+        terminal.watch(0.2)
+        terminal.type('"""')
+        terminal.watch(0.2)
+        terminal.type(ENTER)
+        terminal.wait_for("You said: /exit")
+        terminal.wait_for_prompt()
+        terminal.ask("/multi")
+        terminal.type("four")
+        terminal.wait_for("> four")
+        terminal.type(ENTER)
+        terminal.watch(0.2)
+        terminal.type(f"five{ALT_ENTER}")
+        terminal.wait_for("You said: four")
+    assert chat.questions == ["one\ntwo\nthree", "/exit", "four\nfive"]
+
+
+def test_ctrl_c_clears_the_line_and_twice_leaves(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("half a thought")
+        terminal.wait_for("half a thought")
+        terminal.type(CTRL_C)
+        terminal.wait_for_prompt()
+        assert "half" not in terminal.text
+        terminal.signal(signal.SIGINT)  # from elsewhere: as the key
+        terminal.wait_for("Ctrl-C again within 2 s leaves")
+        terminal.wait_for_prompt()
+        terminal.watch(2.2)
+        terminal.type(CTRL_C)
+        terminal.watch(0.5)
+        terminal.wait_for_prompt()
+        terminal.type(CTRL_C)
+        assert terminal.wait_for_exit() == 130
+        assert "Abort" not in terminal.text
+        assert "Traceback" not in terminal.text
+
+
+@pytest.mark.parametrize("how", ["/exit", "/quit", "/bye", "exit", "quit", CTRL_D])
+def test_k34_leaving(chat, how):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(how if how == CTRL_D else how + ENTER)
+        assert terminal.wait_for_exit() == 0
+        assert terminal.lines[0].startswith("scripted · context 4,096 tokens")
+        typed = "" if how == CTRL_D else how
+        assert terminal.text.split("\n")[1:] == [f"> {typed}".rstrip()]
+
+
+def test_k34_leaving_with_unsaved_turns_says_so(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_exit() == 0
+        assert "1 turn was not saved (/save FILE" in terminal.text
+
+
+def test_k33_history(chat):
+    with chat.open() as terminal:
+        assert str(chat.history) in "".join(terminal.ask("/help").split())
+        terminal.ask("echo to remember")
+        _send(terminal, " echo not to", "echo not to")
+        terminal.type(UP)
+        terminal.wait_for("> echo to remember")
+        terminal.type(CTRL_C + CTRL_D)
+        terminal.wait_for_exit()
+    assert stat.S_IMODE(chat.history.stat().st_mode) == 0o600
+    assert "+echo to remember\n" in chat.history.read_text()
+    assert "not to" not in chat.history.read_text()
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(UP)
+        terminal.wait_for("> echo to remember")
+        terminal.type(CTRL_C)
+        assert "is empty now" in terminal.ask("/history clear")
+        terminal.type(UP + UP)
+        terminal.watch(0.3)
+        assert "remember" not in terminal.screen.display[terminal.screen.cursor.y]
+    assert "remember" not in chat.history.read_text()
+
+
+def test_k33_no_history_reads_and_writes_nothing(chat):
+    chat.history.parent.mkdir(parents=True)
+    chat.history.write_text("\n# then\n+from an earlier chat\n")
+    before = chat.history.read_bytes()
+    with chat.open("--no-history") as terminal:
+        assert "off (--no-history)" in terminal.ask("/help")
+        terminal.ask("echo secret")
+        terminal.type(UP + UP)
+        terminal.watch(0.3)
+        assert terminal.at_prompt
+        assert "there is no history" in terminal.ask("/history clear")
+    assert chat.history.read_bytes() == before
+
+
+def test_a_history_that_cannot_be_written_costs_one_warning(chat):
+    chat.home.joinpath("state").write_text("a file where a directory should be")
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.ask("echo two")
+        assert terminal.text.count("history is not kept") == 1
+
+
+def test_tab_completes_commands_with_help(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/s" + TAB)
+        terminal.wait_for("/system")
+        terminal.wait_for("set a sampling key")
+        terminal.type(CTRL_C)
+        terminal.wait_for_prompt()
+        terminal.type("/set tempe" + TAB)
+        terminal.wait_for("/set temperature")
+        terminal.type(" 0.5")
+        terminal.wait_for("> /set temperature 0.5")
+        terminal.type(ENTER)
+        terminal.wait_for("\ntemperature 0.5")
+
+
+def test_what_is_typed_during_an_answer_waits_for_the_prompt(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("slow count 8" + ENTER)
+        terminal.wait_for("1 2")
+        terminal.type("typed ahead")
+        terminal.wait_for("· stop")
+        terminal.wait_for("> typed ahead")
+        answer = next(line for line in terminal.lines if line.startswith("1 2"))
+        assert answer == "1 2 3 4 5 6 7 8"
+
+
+def test_vi_keys(chat):
+    with chat.open("--vi") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("echo Xab")
+        terminal.wait_for("echo Xab")
+        terminal.type("\x1b")
+        terminal.watch(0.8)
+        terminal.type("0fXxA!")
+        terminal.wait_for("echo ab!")
+
+
+def test_the_terminal_is_left_as_it_was(chat):
+    with chat.open() as terminal:
+        before = termios.tcgetattr(terminal.descriptor)
+        terminal.ask("echo one")
+        terminal.type(CTRL_D)
+        terminal.wait_for_exit()
+        assert termios.tcgetattr(terminal.descriptor) == before
