@@ -1,0 +1,1 @@
+"""How the demo checkpoint is made: data, tokenizer, tasks, training, export and evaluation."""

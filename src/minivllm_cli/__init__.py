@@ -1,0 +1,1 @@
+"""The command line of minivllm: `minivllm generate`, `chat` and `env`."""

@@ -1,0 +1,145 @@
+"""The frame around every command: options spread from groups, errors rendered, one exit code."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+
+from minivllm_cli.console import Console, open_missing_streams, route_logging, silence_stdout
+from minivllm_cli.crash import write_crash_file
+from minivllm_cli.help import GroupedCommand
+from minivllm_cli.options import CommonOptions, OptionGroup
+from minivllm_cli.problems import (
+    CliError,
+    EngineDied,
+    ExitCode,
+    OutputClosed,
+    Problem,
+    exit_code_of,
+    problems_of,
+)
+from minivllm_cli.signals import Interrupts
+from minivllm_engine.errors import EngineError
+
+_Group = TypeVar("_Group", bound=OptionGroup)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call of a command: what every command needs and no option group holds."""
+
+    command: str
+    options: CommonOptions
+    console: Console
+    interrupts: Interrupts
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable[..., None]]:
+    """Register a function as the command `name`.
+
+    Its first parameter is an `Invocation`; parameters whose annotation is an `OptionGroup` are spread;
+    the others go to Typer as they are. It returns its exit code.
+    """
+
+    def register(function: Callable[..., int]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        groups: dict[str, type[OptionGroup]] = {}
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(function).parameters.values():
+            kind = hints[parameter.name]
+            if kind is Invocation:
+                continue
+            if isinstance(kind, type) and issubclass(kind, OptionGroup):
+                groups[parameter.name] = kind
+                parameters += _spread(kind)
+            else:
+                parameters.append(_keyword(parameter.name, kind, parameter.default))
+        parameters += _spread(CommonOptions)
+
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            options = _gather(CommonOptions, values)
+            filled = {key: _gather(kind, values) for key, kind in groups.items()}
+            raise typer.Exit(
+                run_guarded(name, options, lambda call: function(call, **values, **filled))
+            )
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(name, cls=GroupedCommand)(run)
+        return run
+
+    return register
+
+
+def run_guarded(name: str, options: CommonOptions, body: Callable[[Invocation], int]) -> ExitCode:
+    """Run `body`; whatever it raises becomes a message on stderr and an exit code."""
+    open_missing_streams()
+    console = Console(quiet=options.quiet, verbosity=options.verbose, debug=options.debug)
+    route_logging(console)
+    interrupts = Interrupts(console)
+    with interrupts.installed():
+        try:
+            return ExitCode(body(Invocation(name, options, console, interrupts)))
+        except BaseException as error:
+            return _report(error, console, interrupts, name)
+
+
+def _report(
+    error: BaseException, console: Console, interrupts: Interrupts, command: str
+) -> ExitCode:
+    if interrupts.received is not None and not isinstance(error, CliError):
+        # Whatever an interrupted import or kernel raised on the way out, this was the cause.
+        return interrupts.exit_code
+    if isinstance(error, OutputClosed):
+        silence_stdout()
+        console.write_line("stopped: stdout was closed by its reader")
+        return ExitCode.OUTPUT_CLOSED
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, CliError | EngineError):
+        for problem in problems_of(error):
+            console.error(problem)
+        if isinstance(error, EngineDied):
+            console.write_line(
+                f"details: {write_crash_file(error, command) or 'could not be written'}"
+            )
+        if console.debug:
+            _print_traceback(error, console)
+        return exit_code_of(error)
+    if isinstance(error, SystemExit | typer.Exit | typer.TyperException):
+        raise error
+    path = write_crash_file(error, command)
+    message = " ".join(str(error).split()) or type(error).__name__
+    console.error(
+        Problem(
+            f"unexpected {type(error).__name__}: {message}",
+            why=f"this is a bug; its details are in {path}" if path else None,
+            hint="the same command with --debug shows the traceback",
+        )
+    )
+    if console.debug:
+        _print_traceback(error, console)
+    return ExitCode.FAILED
+
+
+def _print_traceback(error: BaseException, console: Console) -> None:
+    import traceback
+
+    console.write("".join(traceback.format_exception(error)))
+
+
+def _spread(group: type[OptionGroup]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [_keyword(f.name, hints[f.name], f.default) for f in fields(group)]  # type: ignore[arg-type]
+
+
+def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _gather(kind: type[_Group], values: dict[str, Any]) -> _Group:
+    return kind(**{f.name: values.pop(f.name) for f in fields(kind)})  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""The one door to the engine: everything else here knows its requests, configs and errors only.
+
+Functions import what they need when they are called, so that help and config errors load no torch.
+Tests replace these functions by those of a fake engine.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minivllm_cli.problems import CliError
+from minivllm_cli.settings import Settings
+
+if TYPE_CHECKING:
+    from minivllm_engine.llm import LLM
+    from minivllm_engine.memory_plan import MemoryPlan
+    from minivllm_engine.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+
+
+def find_model(model: str) -> Path:
+    """The directory of MODEL, which holds a checkpoint that can be loaded as far as its headers tell.
+
+    Raises:
+        CliError: MODEL is no directory.
+        CheckpointError: there is no checkpoint in it, or not a whole one.
+    """
+    if model != "demo" and not Path(model).expanduser().is_dir():
+        raise CliError(
+            f"model {model!r} is not a directory",
+            why="minivllm reads local checkpoints only",
+            hint="minivllm generate ./DIR, or MODEL = demo",
+        )
+    from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
+    from minivllm_engine.model_config import ModelConfig
+
+    path = resolve_model(model)
+    CheckpointIndex.open(path).check(ModelConfig.from_dir(path))
+    return path
+
+
+def add_model_sampling(settings: Settings, model_path: Path) -> Settings:
+    """Settings with the model's generation config below what was set. Loads no torch.
+
+    Raises:
+        CheckpointError: generation_config.json is broken.
+    """
+    from minivllm_engine.generation_config import load_generation_config
+
+    return settings.with_model_sampling(load_generation_config(model_path).sampling)
+
+
+def load_tokenizer(model_path: Path) -> "Tokenizer":
+    """The model's tokenizer, without the model. Loads no torch.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    from minivllm_engine.tokenizer import Tokenizer
+
+    return Tokenizer.from_dir(model_path)
+
+
+def plan_memory(settings: Settings, model_path: Path) -> "MemoryPlan":
+    """What the engine will allocate and how long a sequence may be. Loads no torch.
+
+    Raises:
+        CapacityError: what was set does not fit.
+        ConfigError: what was set is beyond what the model can do.
+    """
+    from minivllm_engine import memory_plan
+    from minivllm_engine.model_config import ModelConfig
+
+    config = ModelConfig.from_dir(model_path)
+    return memory_plan.plan_memory(config, settings.engine_config, memory_plan.physical_memory())
+
+
+def longest_allowed(settings: Settings, model_path: Path) -> int:
+    """The context limit that was set, or else the model's. For when there is no plan. Loads no torch."""
+    from minivllm_engine.model_config import ModelConfig
+
+    configured = settings.get("engine.max_model_len")
+    return int(configured or ModelConfig.from_dir(model_path).max_position_embeddings)
+
+
+def open_engine(settings: Settings, progress: Progress | None = None) -> "LLM":
+    """Load the model and make an engine. Close it, or use it as a context manager.
+
+    Stdout must have been claimed (console.py) before.
+
+    Raises:
+        EngineError: the checkpoint, the configuration, the memory or the device will not do.
+    """
+    from minivllm_engine.llm import LLM
+
+    return LLM(settings.model, config=settings.engine_config, progress=progress)

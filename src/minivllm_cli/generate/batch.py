@@ -1,0 +1,277 @@
+"""A run over many prompts: checks first, then one pass to look, one to answer, and the publication."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from minivllm_cli import engine_factory
+from minivllm_cli.command import Invocation
+from minivllm_cli.console import guard_stdout
+from minivllm_cli.generate.dry_run import run_dry
+from minivllm_cli.generate.fingerprint import fingerprint_parts
+from minivllm_cli.generate.flags import GenerateFlags, InputFormat, OnError, Resume
+from minivllm_cli.generate.input_file import InputFile
+from minivllm_cli.generate.job_source import JobSource
+from minivllm_cli.generate.journal import Journal
+from minivllm_cli.generate.line_parser import LineParser
+from minivllm_cli.generate.line_types import BadLine
+from minivllm_cli.generate.output_target import OutputTarget, check_output
+from minivllm_cli.generate.overrides import Overrides
+from minivllm_cli.generate.prompts import PromptBuilder
+from minivllm_cli.generate.records import bad_line_record
+from minivllm_cli.generate.remedies import Remedies
+from minivllm_cli.generate.report import (
+    report_bad_lines,
+    report_end,
+    report_interrupt,
+    write_summary,
+)
+from minivllm_cli.generate.run_loop import RunLoop
+from minivllm_cli.generate.scan import Scan, Selection, failed_ids
+from minivllm_cli.generate.sinks import Sink, open_sink
+from minivllm_cli.generate.tally import Tally
+from minivllm_cli.problems import CliError
+from minivllm_cli.progress import Progress, Reporter, make_reporter
+from minivllm_cli.settings import Settings
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of `generate`, checked; nothing is written yet."""
+
+    run: Invocation
+    settings: Settings
+    flags: GenerateFlags
+    overrides: Overrides
+    model_path: Path
+    source: JobSource
+    target: OutputTarget
+    tally: Tally
+    remedies: Remedies
+
+
+def run_batch(
+    run: Invocation, settings: Settings, flags: GenerateFlags, overrides: Overrides
+) -> int:
+    """Answer the input. Returns the exit code.
+
+    Raises:
+        CliError, EngineError: the run cannot be begun, or could not be finished.
+    """
+    with ExitStack() as stack:
+        batch = _check(run, settings, flags, overrides, stack)
+        if flags.dry_run:
+            return run_dry(batch.run, batch.settings, flags, batch.source, batch.model_path)
+        journal = _open_journal(batch, stack)
+        scan = _scan(batch, journal)
+        sink = open_sink(batch.target, flags, journal, scan.indices, stack)
+        try:
+            finished = _answer(batch, scan, journal, sink)
+            if finished:
+                run.interrupts.activity = "publishing the output"
+                sink.finish()
+        except KeyboardInterrupt:
+            finished = False
+        except BaseException:
+            sink.stop()
+            raise
+        if not finished:
+            sink.stop()
+            if batch.tally.num_records:
+                report_interrupt(run.console, batch.tally, scan, flags, batch.target)
+            return run.interrupts.exit_code
+        write_summary(flags.summary, batch.tally)
+        advice = batch.remedies.for_waiting(batch.tally)
+        code = report_end(run.console, batch.tally, scan, flags, batch.source.source, advice)
+        return code if run.interrupts.received is None else run.interrupts.exit_code
+
+
+def _check(
+    run: Invocation,
+    settings: Settings,
+    flags: GenerateFlags,
+    overrides: Overrides,
+    stack: ExitStack,
+) -> Batch:
+    """Everything that can be found out before the model is touched."""
+    source: InputFile | None = None
+    tally = Tally()
+    selection = _selection(flags)
+    if flags.input is not None:
+        run.interrupts.activity = "reading the input"
+        source = InputFile.open(flags.input, run.console)
+        stack.callback(source.close)
+    target = OutputTarget(None)
+    if not flags.dry_run:
+        resume = str(flags.resume) if flags.resume else None
+        output = flags.output or "-"
+        target = check_output(output, source, resume=resume, overwrite=flags.overwrite)
+        _check_summary(flags.summary, source, target)
+    run.interrupts.activity = "looking at the model"
+    model_path = engine_factory.find_model(settings.model)
+    settings = engine_factory.add_model_sampling(settings, model_path)
+
+    def make_parser() -> LineParser:
+        return LineParser(
+            as_text=flags.input_format is InputFormat.TEXT,
+            defaults=overrides.defaults,
+            forced=overrides.forced,
+        )
+
+    single = None
+    if flags.prompt is not None:
+        chat = not flags.raw and engine_factory.load_tokenizer(model_path).has_chat_template
+        single = make_parser().single(flags.prompt, chat=chat)
+    remedies = Remedies(settings, model_path)
+    jobs = JobSource(source, selection, flags, settings, make_parser, overrides.think, single)
+    return Batch(run, settings, flags, overrides, model_path, jobs, target, tally, remedies)
+
+
+def _selection(flags: GenerateFlags) -> Selection:
+    ids = frozenset(flags.select) if flags.select else None
+    if flags.only_failed is not None:
+        failed = failed_ids(flags.only_failed)
+        ids = failed if ids is None else ids & failed
+    return Selection(flags.limit, ids)
+
+
+def _check_summary(summary: Path | None, source: InputFile | None, target: OutputTarget) -> None:
+    if summary is None:
+        return
+    if source is not None and source.same_file(summary):
+        raise CliError("--summary and --input are the same file")
+    if target.path is not None and Path(os.path.realpath(summary)) == target.path:
+        raise CliError("--summary and --output are the same file")
+    if summary.is_dir() or not summary.resolve().parent.is_dir():
+        raise CliError(f"cannot write {summary}: no such directory, or it is one")
+
+
+def _open_journal(batch: Batch, stack: ExitStack) -> Journal | None:
+    if not batch.target.is_file:
+        return None
+    parts = fingerprint_parts(batch.model_path, dtype=batch.settings.get("engine.dtype"))
+    journal = Journal.open(
+        batch.target.journal_path,
+        parts,
+        overwrite=batch.flags.overwrite,
+        force=batch.flags.resume is Resume.FORCE,
+    )
+    stack.callback(journal.close)
+    return journal
+
+
+def _scan(batch: Batch, journal: Journal | None) -> Scan:
+    batch.run.interrupts.activity = "reading the input"
+    console, flags = batch.run.console, batch.flags
+    stop = flags.on_error is OnError.STOP
+    name = batch.source.source.name if batch.source.source is not None else "--prompt"
+    reporter = make_reporter(batch.settings.output.progress, console)
+    try:
+        with report_bad_lines(console, name, all_of_them=stop) as on_bad:
+            on_line = _reading_progress(batch.source.source, reporter)
+            scan = batch.source.scan(journal, on_bad, on_line, batch.tally)
+    finally:
+        reporter.close()
+    if scan.total == 0:
+        _refuse_nothing(batch, name)
+    if stop and scan.num_bad:
+        raise CliError(
+            f"{name}: {scan.num_bad} of {scan.total} lines are bad; nothing was run",
+            hint="mend them, or --on-error skip",
+        )
+    if journal is not None and journal.num_resumed:
+        again = scan.num_failed_before
+        console.note(
+            f"resuming: {scan.num_done}/{scan.total} done"
+            + (f", {again} failed will be retried" if again else "")
+        )
+    return scan
+
+
+def _reading_progress(source: InputFile | None, reporter: Reporter) -> Callable[[], None]:
+    """Shows how far a file was read, once that has taken a second."""
+    began = time.monotonic()
+
+    def on_line() -> None:
+        if source is not None and time.monotonic() - began > 1.0:
+            reporter.update(Progress("reading", source.position, source.size, source.name))
+
+    return on_line
+
+
+def _refuse_nothing(batch: Batch, name: str) -> None:
+    flags = batch.flags
+    if flags.select or flags.only_failed:
+        wanted = ", ".join(flags.select or [f"the failures in {flags.only_failed}"])
+        raise CliError(f"no line of {name} has id {wanted}")
+    source = batch.source.source
+    blank = source.count_blank_lines() if source is not None else 0
+    raise CliError(
+        f"{name} holds no prompts (empty_file)", why=f"{blank} blank lines" if blank else "0 lines"
+    )
+
+
+def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bool:
+    """Write a record for every line that has none. False when a signal ended it early."""
+    jobs = batch.source.jobs_left(journal)
+    if not scan.num_left:
+        for job in jobs:
+            assert isinstance(job.line, BadLine)
+            record = bad_line_record(job.line)
+            sink.put(job.position, job.line.index, job.key, record)
+            batch.tally.add_record(record)
+        return True
+    run, flags, tally = batch.run, batch.flags, batch.tally
+    reporter = make_reporter(batch.settings.output.progress, run.console)
+    run.interrupts.activity = "loading the model"
+    began = time.monotonic()
+    guard_stdout()
+    try:
+        reporter.update(Progress("loading", detail=batch.settings.model))
+        with engine_factory.open_engine(
+            batch.settings, lambda *state: reporter.update(Progress(*state))
+        ) as llm:
+            tally.load_s = time.monotonic() - began
+            _warn_of_raw_prompts(batch, scan, llm.tokenizer.has_chat_template)
+            builder = PromptBuilder(
+                llm.tokenizer,
+                llm.max_model_len,
+                think=batch.overrides.think,
+                template_for_prompts=flags.chat_template_for_prompts,
+                truncate=flags.truncate,
+            )
+            progress = Progress("generate", scan.num_sequences_done, scan.num_sequences)
+            loop = RunLoop(
+                llm,
+                jobs,
+                builder,
+                sink,
+                tally,
+                progress,
+                reporter,
+                batch.remedies,
+                strip_thinking=flags.strip_thinking,
+            )
+            began = time.monotonic()
+            try:
+                return loop.run(run.console, run.interrupts)
+            finally:
+                tally.generate_s = time.monotonic() - began
+                tally.stats = llm.stats()
+    finally:
+        reporter.close()
+
+
+def _warn_of_raw_prompts(batch: Batch, scan: Scan, has_template: bool) -> None:
+    raw = scan.kinds["prompt"] + scan.kinds["text"]
+    good = scan.total - scan.num_bad
+    if has_template and not batch.flags.chat_template_for_prompts and 2 * raw > good:
+        if batch.flags.prompt is not None:
+            return
+        batch.run.console.warn(
+            f"{raw} of {good} lines are raw prompts, and this model has a chat template",
+            hint="--chat-template-for-prompts, unless they are meant to be raw",
+        )

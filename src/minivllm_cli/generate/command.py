@@ -1,0 +1,46 @@
+"""The command `generate`: from its options to a run."""
+
+import typer
+
+from minivllm_cli.command import Invocation, command
+from minivllm_cli.generate.flags import GenerateFlags, check_combination
+from minivllm_cli.options import EngineFlags, ModelArgument, SamplingFlags, ThinkFlags
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+
+    @command(app, "generate")
+    def generate(
+        run: Invocation,
+        model: ModelArgument = None,
+        *,
+        flags: GenerateFlags,
+        sampling: SamplingFlags,
+        think: ThinkFlags,
+        engine: EngineFlags,
+    ) -> int:
+        """Answer the prompts of a file or a pipe, or one from the command line.
+
+        minivllm generate demo --prompt "Define aardvark."
+
+        minivllm generate ./model --input prompts.jsonl --output out.jsonl
+
+        cat prompts.jsonl | minivllm generate ./model -i - | jq -r '.outputs[0].text'
+        """
+        from minivllm_cli.startup import configure
+
+        settings = configure(run, model, engine, sampling)
+        if settings is None:
+            return 0
+        check_combination(flags)
+        from minivllm_cli.generate.overrides import Overrides
+
+        overrides = Overrides.read(flags, think)
+        if flags.streams_prompt and not flags.dry_run:
+            from minivllm_cli.generate.one_prompt import stream_prompt
+
+            return stream_prompt(run, settings, flags, overrides)
+        from minivllm_cli.generate.batch import run_batch
+
+        return run_batch(run, settings, flags, overrides)

@@ -1,0 +1,150 @@
+"""`--prompt`: one answer, streamed to stdout as it comes; the text and a newline, nothing else."""
+
+import time
+from typing import TYPE_CHECKING
+
+from minivllm_cli import engine_factory
+from minivllm_cli.command import Invocation
+from minivllm_cli.console import Console, Results, claim_stdout, strip_controls
+from minivllm_cli.generate.flags import GenerateFlags
+from minivllm_cli.generate.line_parser import LineParser
+from minivllm_cli.generate.overrides import Overrides
+from minivllm_cli.generate.prompts import PromptBuilder
+from minivllm_cli.generate.remedies import Remedies
+from minivllm_cli.generate.report import write_summary
+from minivllm_cli.generate.tally import Tally
+from minivllm_cli.problems import ExitCode, Problem
+from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, make_reporter
+from minivllm_cli.settings import Settings
+from minivllm_engine.errors import RequestError
+from minivllm_engine.request import FinishReason, RequestOutput
+
+if TYPE_CHECKING:
+    from minivllm_engine.llm import LLM
+
+
+def stream_prompt(
+    run: Invocation, settings: Settings, flags: GenerateFlags, overrides: Overrides
+) -> int:
+    """Answer `--prompt` on stdout. Returns the exit code.
+
+    Raises:
+        CliError, EngineError: the model cannot be loaded, the request is refused, stdout fails.
+    """
+    run.interrupts.activity = "looking at the model"
+    path = engine_factory.find_model(settings.model)
+    settings = engine_factory.add_model_sampling(settings, path)
+    results = claim_stdout()
+    reporter = make_reporter(settings.output.progress, run.console)
+    tally = Tally()
+    run.interrupts.activity = "loading the model"
+    try:
+        reporter.update(Progress("loading", detail=settings.model))
+        with engine_factory.open_engine(
+            settings, lambda *state: reporter.update(Progress(*state))
+        ) as llm:
+            tally.load_s = time.monotonic() - tally.started
+            reporter.close()
+            run.interrupts.activity = "answering"
+            writer = _Writer(
+                run.console, results, reporter, show_reasoning=not flags.strip_thinking
+            )
+            remedies = Remedies(settings, path)
+            last = _stream(llm, settings, flags, overrides, writer, remedies)
+            tally.generate_s = time.monotonic() - tally.started - tally.load_s
+            tally.stats = llm.stats()
+    finally:
+        reporter.close()
+    tally.add_output(last)
+    code = _report(run.console, last, tally)
+    write_summary(flags.summary, tally)
+    return code
+
+
+def _stream(
+    llm: "LLM",
+    settings: Settings,
+    flags: GenerateFlags,
+    overrides: Overrides,
+    writer: "_Writer",
+    remedies: Remedies,
+) -> RequestOutput:
+    builder = PromptBuilder(
+        llm.tokenizer, llm.max_model_len, think=overrides.think, truncate=flags.truncate
+    )
+    parser = LineParser(defaults=overrides.defaults, forced=overrides.forced)
+    chat = not flags.raw and llm.tokenizer.has_chat_template
+    line = parser.single(flags.prompt or "", chat=chat)
+    params = settings.sampling(line.params)
+    prompt = builder.build(line, params)
+    if builder.is_too_long(prompt):
+        raise RequestError(
+            f"{len(prompt.ids)} prompt tokens + 1 > max_model_len {llm.max_model_len}",
+            hint=remedies.for_long_prompt(len(prompt.ids)),
+            code="prompt_too_long",
+        )
+    own = line.params.model_copy(update={"seed": params.seed})
+    last: RequestOutput | None = None
+    try:
+        for last in llm.stream(prompt.for_engine(), own):
+            writer.take(last, len(prompt.ids))
+    finally:
+        writer.end()
+    assert last is not None, "a stream yields at least its end"
+    return last
+
+
+class _Writer:
+    """Text to stdout; while there is none yet, reasoning and the progress of a long prompt to stderr."""
+
+    def __init__(
+        self, console: Console, results: Results, reporter: Reporter, *, show_reasoning: bool
+    ) -> None:
+        self._console = console
+        self._results = results
+        self._reporter = reporter
+        self._show_reasoning = show_reasoning and console.live and not console.quiet
+        self._reasoning = False
+        self._written = False
+
+    def take(self, output: RequestOutput, prompt_length: int) -> None:
+        computed = output.num_prompt_computed
+        if prompt_length >= LONG_PROMPT and computed < prompt_length:
+            self._reporter.update(Progress("prompt", computed, prompt_length))
+            return
+        self._reporter.close()
+        if not output.outputs:
+            return
+        news = output.outputs[0]
+        if news.reasoning_delta and self._show_reasoning:
+            self._reasoning = True
+            self._console.write(strip_controls(news.reasoning_delta))
+        if news.text_delta:
+            self._close_reasoning()
+            self._written = True
+            self._results.write_text(news.text_delta)
+
+    def end(self) -> None:
+        """The answer is over, or was broken off: end the line."""
+        self._close_reasoning()
+        if self._written:
+            self._results.write(b"\n")
+
+    def _close_reasoning(self) -> None:
+        if self._reasoning:
+            self._reasoning = False
+            self._console.write("\n")
+
+
+def _report(console: Console, last: RequestOutput, tally: Tally) -> ExitCode:
+    if last.error is not None:
+        tally.failed[last.error.code] += 1
+        console.error(Problem(last.error.what, why=last.error.why, hint=last.error.hint))
+        return ExitCode.SOME_REQUESTS_FAILED
+    tally.num_ok += 1
+    tally.ended[str(last.finish_reason)] += 1
+    if last.finish_reason is FinishReason.LENGTH:
+        console.warn(f"stopped at max_tokens after {last.usage.completion_tokens} tokens")
+    elif last.finish_reason is FinishReason.CONTEXT:
+        console.warn("stopped at the end of the context", hint="--max-model-len N")
+    return ExitCode.OK

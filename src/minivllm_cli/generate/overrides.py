@@ -1,0 +1,70 @@
+"""Flags that act on each request and have no config key: thinking, forced and default sampling."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import yaml
+
+from minivllm_cli.generate.flags import GenerateFlags
+from minivllm_cli.options import ThinkFlags
+from minivllm_cli.problems import CliError
+from minivllm_cli.yaml_reading import parse_value
+from minivllm_engine.errors import RequestError
+from minivllm_engine.request import SamplingParams
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What flags say about every request.
+
+    Attributes:
+        think: for the template's `enable_thinking`; None leaves it to the template.
+        defaults: sampling where a line says nothing.
+        forced: sampling that beats the line's.
+    """
+
+    think: bool | None
+    defaults: dict[str, Any]
+    forced: dict[str, Any]
+
+    @classmethod
+    def read(cls, flags: GenerateFlags, think: ThinkFlags) -> "Overrides":
+        """Take them from the command line.
+
+        Raises:
+            CliError: a parameter that does not exist, a wrong value, contradicting flags.
+        """
+        defaults = {} if flags.logprobs is None else {"logprobs": flags.logprobs}
+        _check(defaults, "--logprobs")
+        forced = _read_forced(flags.force_param or [])
+        _check(forced, "--force-param")
+        return cls(think.enabled, defaults, forced)
+
+
+def _read_forced(assignments: list[str]) -> dict[str, Any]:
+    forced: dict[str, Any] = {}
+    known = list(SamplingParams.model_fields)
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise CliError(f"--force-param {text}: not K=V", hint="--force-param temperature=0")
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            what = f"--force-param {text}: unknown parameter {key}"
+            raise CliError(what, hint=f"--force-param {near[0]}={value}" if near else None)
+        if key in forced:
+            raise CliError(f"--force-param {key} is given twice")
+        try:
+            forced[key] = parse_value(value)
+        except (yaml.YAMLError, RecursionError):
+            raise CliError(f"--force-param {text}: the value is not YAML") from None
+    return forced
+
+
+def _check(values: dict[str, Any], flag: str) -> None:
+    try:
+        SamplingParams.create(**values)
+    except RequestError as error:
+        raise CliError(f"{flag}: {error.what}", why=error.why) from None

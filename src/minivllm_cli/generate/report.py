@@ -1,0 +1,102 @@
+"""What a batch says on stderr: bad lines, how it ended, what can be done about it."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from minivllm_cli.console import Console
+from minivllm_cli.generate.flags import GenerateFlags
+from minivllm_cli.generate.input_file import InputFile
+from minivllm_cli.generate.line_types import BadLine
+from minivllm_cli.generate.output_target import OutputTarget
+from minivllm_cli.generate.scan import Scan
+from minivllm_cli.generate.summary import cut_short, failure_text, render_summary
+from minivllm_cli.generate.tally import Tally
+from minivllm_cli.problems import ExitCode, OutputFailed, Problem
+
+_MOST_BAD_LINES = 20
+
+
+@contextmanager
+def report_bad_lines(
+    console: Console, name: str, *, all_of_them: bool
+) -> Iterator[Callable[[BadLine], None]]:
+    """A function that reports bad lines as `file:line:col`; beyond the twentieth only their number."""
+    count = 0
+
+    def on_bad(line: BadLine) -> None:
+        nonlocal count
+        count += 1
+        text = f"{name}:{line.number}:{line.column}: {line.message} ({line.code})"
+        hint = f"; {line.hint}" if line.hint else ""
+        if all_of_them:
+            console.write_line(f"error: {text}{hint}")
+        elif count <= _MOST_BAD_LINES:
+            console.warn(text + hint)
+
+    yield on_bad
+    if not all_of_them and count > _MOST_BAD_LINES:
+        console.warn(f"{count - _MOST_BAD_LINES} more bad lines; each of them has an error record")
+
+
+def report_interrupt(
+    console: Console, tally: Tally, scan: Scan, flags: GenerateFlags, target: OutputTarget
+) -> None:
+    """How much is safe, and what continues it."""
+    done = tally.num_records
+    if not target.is_file:
+        console.write_line(f"{done}/{scan.total} written; a new run starts again")
+    elif flags.overwrite:
+        console.write_line(
+            f"{done}/{scan.total} saved. Re-run the same command without --overwrite to continue."
+        )
+    else:
+        console.write_line(f"{done}/{scan.total} saved. Re-run the same command to continue.")
+
+
+def report_end(
+    console: Console,
+    tally: Tally,
+    scan: Scan,
+    flags: GenerateFlags,
+    source: InputFile | None,
+    advice: str | None,
+) -> ExitCode:
+    """The summary, advice and failures of a run that came to its end; its exit code."""
+    if source is not None:
+        blank = 0 if flags.limit is not None else source.count_blank_lines()
+        for line in render_summary(tally, scan.kinds, blank):
+            console.note(line)
+        if advice:
+            console.note(f"advice: {advice}")
+        if source.changed:
+            console.warn(f"{source.name} was written to during the run; later lines are left out")
+    text = cut_short(tally)
+    if text:
+        console.warn(text)
+    if not tally.num_failed:
+        return ExitCode.OK
+    hint = None
+    if flags.output not in (None, "-") and source is not None and source.path is not None:
+        hint = f"--only-failed {flags.output} --output retry.jsonl"
+    console.error(Problem(failure_text(tally, scan.total), hint=hint))
+    return ExitCode.SOME_REQUESTS_FAILED
+
+
+def write_summary(path: Path | None, tally: Tally) -> None:
+    """Write `--summary`, whole or not at all.
+
+    Raises:
+        OutputFailed: it cannot be written.
+    """
+    if path is None:
+        return
+    beside = path.with_name(path.name + ".writing")
+    try:
+        beside.write_text(json.dumps(tally.summary()) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OutputFailed(f"cannot write {path}: {error.strerror or error}") from None

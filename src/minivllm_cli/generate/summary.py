@@ -1,0 +1,83 @@
+"""The summary as a table on stderr, with one line of advice where something can be done."""
+
+from typing import Any
+
+from minivllm_cli.generate.tally import Tally
+
+_MANY_CUT = 0.05
+
+
+def render_summary(tally: Tally, kinds: dict[str, int], num_blank: int) -> list[str]:
+    """Lines of two columns. `kinds` counts the input's lines."""
+    document = tally.summary()
+    tokens, seconds, rates = document["tokens"], document["seconds"], document["tok_s"]
+    rows = [
+        ("input", _input_text(kinds, num_blank)),
+        ("requests", _requests_text(tally)),
+        ("tokens", _tokens_text(tokens)),
+        (
+            "time",
+            f"{seconds['wall']:.1f} s = load {seconds['load']:.1f} + generate {seconds['generate']:.1f}"
+            " + other",
+        ),
+        ("speed", f"out {rates['out']:,.1f} tok/s · in {rates['in']:,.1f} tok/s"),
+        ("TTFT", _percentile_text(document["ttft_s"])),
+        ("E2E", _percentile_text(document["e2e_s"])),
+    ]
+    if tally.stats is not None:
+        stats = tally.stats
+        rows.append(
+            (
+                "peak",
+                f"KV {stats.kv_blocks_peak:,}/{stats.kv_blocks_total:,} blocks · "
+                f"state {stats.state_slots_peak}/{stats.state_slots_total} slots · "
+                f"preempted {stats.num_preemptions}",
+            )
+        )
+    limits = document["limited_by"]
+    if limits:
+        text = " · ".join(f"{name} {share:.0%} of steps" for name, share in limits.items())
+        rows.append(("limited by", text))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {text}" for name, text in rows if text]
+
+
+def cut_short(tally: Tally) -> str | None:
+    """What to say when many outputs ended at max_tokens."""
+    ended = sum(tally.ended.values())
+    cut = tally.ended["length"]
+    if not ended or cut / ended <= _MANY_CUT:
+        return None
+    return f"{cut} of {ended} outputs stopped at max_tokens; --max-tokens N gives them more room"
+
+
+def failure_text(tally: Tally, total: int) -> str:
+    """How many requests failed, and of what."""
+    causes = ", ".join(f"{code} {n}" for code, n in tally.failed.most_common())
+    return f"{tally.num_failed} of {total} requests failed: {causes}"
+
+
+def _input_text(kinds: dict[str, int], num_blank: int) -> str:
+    parts = [f"{n:,} {kind}" for kind, n in kinds.items() if n]
+    if num_blank:
+        parts.append(f"{num_blank:,} blank skipped")
+    return " · ".join(parts)
+
+
+def _requests_text(tally: Tally) -> str:
+    parts = [f"{tally.num_ok:,} ok", f"{tally.num_failed:,} failed"]
+    parts += [f"{n:,} ended at {r}" for r, n in tally.ended.items() if r in ("length", "context")]
+    if tally.num_truncated:
+        parts.append(f"{tally.num_truncated:,} truncated")
+    if tally.num_resumed:
+        parts.append(f"{tally.num_resumed:,} from an earlier run")
+    return " · ".join(parts)
+
+
+def _tokens_text(tokens: dict[str, int]) -> str:
+    text = f"in {tokens['in']:,} · out {tokens['out']:,}"
+    return text + (f" · reasoning {tokens['reasoning']:,}" if tokens["reasoning"] else "")
+
+
+def _percentile_text(values: dict[str, Any]) -> str:
+    return " · ".join(f"{name} {value:.3f} s" for name, value in values.items())

@@ -1,0 +1,221 @@
+"""Progress on stderr: what is measured, and the styles in which it is shown."""
+
+import json
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from minivllm_cli.console import Console
+from minivllm_engine.stats import EngineStats
+from minivllm_engine.units import format_size
+
+# Reading a prompt of this many tokens takes long enough to be shown.
+LONG_PROMPT = 4096
+_RATE_SECONDS = 5.0
+_PLAIN_SECONDS = 10.0
+_LOAD_SECONDS = 1.0
+_JSON_SECONDS = 1.0
+_MANY_BYTES = 1 << 16
+
+
+@dataclass
+class Progress:
+    """Where a phase is.
+
+    Attributes:
+        phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate".
+        done, total: in the phase's unit: bytes, tokens, sequences; total 0 where there is no measure.
+        detail: what is loaded or read.
+        mean_length: output tokens of a finished sequence, on average.
+        prefill: computed and all tokens of a long prompt that is being read.
+        wait_reason: why requests wait.
+    """
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    detail: str = ""
+    failed: int = 0
+    out_tok_s: float = 0.0
+    in_tok_s: float = 0.0
+    eta_s: float | None = None
+    mean_length: float | None = None
+    prefill: tuple[int, int] | None = None
+    stats: EngineStats | None = None
+
+    @property
+    def percent(self) -> int:
+        """Whole percent done; 100 only when all is done."""
+        return self.done * 100 // self.total if self.total else 0
+
+
+@dataclass
+class RateMeter:
+    """Tokens a second over the last five seconds."""
+
+    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    def add(self, out_tokens: int, in_tokens: int, now: float | None = None) -> None:
+        """Note both running totals."""
+        now = time.monotonic() if now is None else now
+        self._samples.append((now, out_tokens, in_tokens))
+        while len(self._samples) > 2 and now - self._samples[1][0] > _RATE_SECONDS:
+            self._samples.popleft()
+
+    @property
+    def seconds(self) -> float:
+        """How much time the samples span."""
+        return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
+
+    def rates(self) -> tuple[float, float]:
+        """Output and prompt tokens a second; zeros before there are two samples."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        first, last = self._samples[0], self._samples[-1]
+        seconds = last[0] - first[0]
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds
+
+
+class Reporter(Protocol):
+    """Shows progress. `update` may be called at every step; it decides itself what to show."""
+
+    def update(self, progress: Progress) -> None:
+        """Take the newest state. Begins a phase when it differs from the last one."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be called again."""
+
+
+class Silent:
+    """Style `off`."""
+
+    def update(self, progress: Progress) -> None:
+        """Nothing is shown."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class PlainLines:
+    """A line when a phase begins, each 10 seconds and at each 10 %. No escape sequences."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase = ""
+        self._tenth = 0
+        self._shown_at = 0.0
+
+    def update(self, progress: Progress) -> None:
+        """Write a line if it is time for one."""
+        now = time.monotonic()
+        tenth = progress.percent // 10
+        waited = now - self._shown_at
+        if progress.phase == self._phase and waited < _PLAIN_SECONDS:
+            # Loading a small model passes all its tenths in a moment: that is one line, not ten.
+            hurried = progress.phase != "generate" and waited < _LOAD_SECONDS and tenth < 10
+            if tenth <= self._tenth or hurried:
+                return
+        self._phase, self._tenth, self._shown_at = progress.phase, tenth, now
+        self._console.note(plain_line(progress))
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class JsonLines:
+    """One object a line: when a phase begins and ends, and at most once a second between."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase = ""
+        self._shown_at = 0.0
+
+    def update(self, progress: Progress) -> None:
+        """Write a line if it is time for one."""
+        now = time.monotonic()
+        ends = progress.total > 0 and progress.done >= progress.total
+        if progress.phase == self._phase and not ends and now - self._shown_at < _JSON_SECONDS:
+            return
+        self._phase, self._shown_at = progress.phase, now
+        eta = None if progress.eta_s is None else round(progress.eta_s)
+        document = {
+            "event": "progress",
+            "phase": progress.phase,
+            "done": progress.done,
+            "total": progress.total,
+            "failed": progress.failed,
+            "out_tok_s": round(progress.out_tok_s, 1),
+            "in_tok_s": round(progress.in_tok_s, 1),
+            "eta_s": eta,
+        }
+        self._console.write_line(json.dumps(document))
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def make_reporter(style: str, console: Console) -> Reporter:
+    """The reporter of a style. `auto` is a bar on a live terminal, else plain lines; -q shows none."""
+    if style == "json":
+        return JsonLines(console)
+    if style == "off" or console.quiet:
+        return Silent()
+    if style == "auto":
+        style = "bar" if console.live else "plain"
+    if style == "bar" and console.live:
+        from minivllm_cli.progress_bar import BarOnTerminal
+
+        return BarOnTerminal(console)
+    return PlainLines(console)
+
+
+def plain_line(progress: Progress) -> str:
+    """One line without escapes: "generate 812/1000 81% err 3 out 6.8k tok/s in 41.2k tok/s ETA 0:41"."""
+    parts = [f"{progress.phase} {counts(progress)}"]
+    if progress.phase == "generate":
+        parts.append(f"err {progress.failed}")
+        parts.append(f"out {short_count(progress.out_tok_s)} tok/s")
+        parts.append(f"in {short_count(progress.in_tok_s)} tok/s")
+        if progress.prefill is not None:
+            parts.append(prefill_text(progress.prefill))
+        if progress.eta_s is not None and progress.done < progress.total:
+            parts.append(f"ETA {clock(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+def counts(progress: Progress) -> str:
+    """What is done of what there is: "812/1,000 81%", or "4,096/14,490 (28%)" before that phase."""
+    if not progress.total:
+        return progress.detail
+    if progress.phase == "generate":
+        return f"{progress.done:,}/{progress.total:,} {progress.percent}%"
+    if progress.phase in ("weights", "reading") and progress.total > _MANY_BYTES:
+        amounts = f"{format_size(progress.done)}/{format_size(progress.total)}"
+    else:
+        amounts = f"{progress.done:,}/{progress.total:,}"
+    return f"{amounts} ({progress.percent}%)"
+
+
+def prefill_text(prefill: tuple[int, int]) -> str:
+    """How far a long prompt was read: "prompt 4,096/14,490 (28%)"."""
+    done, total = prefill
+    return f"prompt {done:,}/{total:,} ({done * 100 // max(total, 1)}%)"
+
+
+def short_count(number: float) -> str:
+    """A rate in four characters or so: "96.3", "6.8k", "1.2M"."""
+    for scale, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= scale:
+            return f"{number / scale:.1f}{unit}"
+    return f"{number:.1f}"
+
+
+def clock(seconds: float) -> str:
+    """A duration: "0:41", "12:07", "1:02:03"."""
+    whole = max(round(seconds), 0)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

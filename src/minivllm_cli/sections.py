@@ -1,0 +1,130 @@
+"""The sections of a config file: which keys exist, and what a key's value may be."""
+
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from minivllm_engine.config import CacheOptions, EngineOptions, SamplingOptions
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ChatOptions(_Section):
+    """Section `chat`: the REPL. None leaves the choice to the template."""
+
+    system: str | None = None
+    think: bool | None = None
+    thinking: Literal["show", "fold", "hide"] = "fold"
+    stats: bool = True
+    history: bool = True
+
+
+class OutputOptions(_Section):
+    """Section `output`: what is shown of a run."""
+
+    progress: Literal["auto", "bar", "plain", "json", "off"] = "auto"
+
+
+class _Top(_Section):
+    model: str = "demo"
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "engine": EngineOptions,
+    "cache": CacheOptions,
+    "sampling": SamplingOptions,
+    "chat": ChatOptions,
+    "output": OutputOptions,
+}
+
+
+@cache
+def all_paths() -> tuple[str, ...]:
+    """Every key there is, in the order in which a config is printed."""
+    nested = (f"{name}.{key}" for name, kind in SECTIONS.items() for key in kind.model_fields)
+    return ("model", *nested)
+
+
+def default_of(path: str) -> Any:
+    """The value of a key that nobody set."""
+    section, key = _split(path)
+    return _kind(section).model_fields[key].get_default(call_default_factory=True)
+
+
+def is_text(path: str) -> bool:
+    """Does this key hold one string, which an environment variable gives as it stands?"""
+    section, key = _split(path)
+    return _kind(section).model_fields[key].annotation in (str, str | None)
+
+
+def accepts_auto(path: str) -> bool:
+    """May this key be written `auto` for "decide when the model is known"?"""
+    section, _ = _split(path)
+    return section in ("engine", "cache") and default_of(path) is None
+
+
+def check_value(path: str, value: Any) -> tuple[Any, str | None]:
+    """The value as its section stores it, and None; or what is wrong with it, after the value."""
+    section, key = _split(path)
+    if value == "auto" and accepts_auto(path):
+        return None, None
+    try:
+        checked = _kind(section).model_validate({key: value})
+    except ValidationError as error:
+        return value, _explain(error, value)
+    return getattr(checked, key), None
+
+
+def unknown_key(path: str) -> tuple[str, str | None]:
+    """What to say about a key that does not exist, and the key that was probably meant."""
+    if path in SECTIONS:
+        return (
+            f"{path} is a section, not a key",
+            f"{path}.{next(iter(SECTIONS[path].model_fields))}",
+        )
+    section, _, key = path.rpartition(".")
+    owners = [p for p in all_paths() if p.rpartition(".")[2] == key]
+    if owners:
+        return (
+            f"unknown key {path}: {key} belongs to section {owners[0].rpartition('.')[0]}",
+            owners[0],
+        )
+    if section in SECTIONS:
+        near = get_close_matches(key, list(SECTIONS[section].model_fields), n=1)
+        if near:
+            return f"unknown key {path}", near[0]
+    candidates = [*all_paths(), *SECTIONS]
+    near = get_close_matches(path, candidates, n=1)
+    if not near:
+        by_key = {p.rpartition(".")[2]: p for p in all_paths()}
+        near = [by_key[k] for k in get_close_matches(key, list(by_key), n=1)]
+    kind = "key" if section or path not in SECTIONS else "section"
+    return f"unknown {kind} {path}", near[0] if near else None
+
+
+def _split(path: str) -> tuple[str, str]:
+    section, _, key = path.rpartition(".")
+    return section, key
+
+
+def _kind(section: str) -> type[BaseModel]:
+    return SECTIONS[section] if section else _Top
+
+
+def _explain(error: ValidationError, value: Any) -> str:
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    kind = first["type"]
+    if kind == "bool_type":
+        return "write true or false"
+    if kind == "string_type":
+        return (
+            "should be a string; put it in quotes"
+            if not isinstance(value, dict)
+            else "should be a string"
+        )
+    return message

@@ -1,0 +1,78 @@
+"""What every command that runs a model does first: settings, `--print-config`, a few notes."""
+
+import os
+from typing import Any
+
+from minivllm_cli.command import Invocation
+from minivllm_cli.options import OptionGroup
+from minivllm_cli.problems import CliError, problems_of
+from minivllm_cli.settings import Settings, resolve_settings
+from minivllm_engine.errors import CheckpointError
+
+
+def configure(
+    run: Invocation,
+    model: str | None,
+    *groups: OptionGroup,
+    flags: dict[str, tuple[str, Any]] | None = None,
+    runs_model: bool = True,
+) -> Settings | None:
+    """The settings of this run; None if `--print-config` was asked for and has been answered.
+
+    Args:
+        model: the MODEL argument, if it was typed.
+        groups: option groups whose flags set config keys.
+        flags: further flags, config key -> (flag, value).
+        runs_model: say which model it is where nobody chose one.
+
+    Raises:
+        CliError: any mistake in files, environment or arguments.
+    """
+    options = run.options
+    if not options.print_config and (options.sources or options.diff_defaults):
+        flag = "--sources" if options.sources else "--diff-defaults"
+        raise CliError(f"{flag} goes with --print-config", hint=f"--print-config {flag}")
+    typed: dict[str, tuple[str, Any]] = dict(flags or {})
+    for group in (options, *groups):
+        typed |= group.typed()
+    if model is not None:
+        typed["model"] = ("MODEL", model)
+    settings = resolve_settings(
+        files=options.config or (), assignments=options.set_ or (), flags=typed, environ=os.environ
+    )
+    for warning in settings.warnings:
+        run.console.warn(warning)
+    if options.print_config:
+        _print_config(run, settings)
+        return None
+    if runs_model:
+        _say_what_is_not_obvious(run, settings)
+    return settings
+
+
+def _print_config(run: Invocation, settings: Settings) -> None:
+    from minivllm_cli import engine_factory
+    from minivllm_cli.console import print_result
+    from minivllm_cli.print_config import render_config
+
+    try:
+        path = engine_factory.find_model(settings.model)
+        settings = engine_factory.add_model_sampling(settings, path)
+    except (CliError, CheckpointError) as error:
+        run.console.warn(f"{problems_of(error)[0].what}; its generation config is left out")
+    options = run.options
+    print_result(
+        render_config(settings, sources=options.sources, diff_defaults=options.diff_defaults)
+    )
+
+
+def _say_what_is_not_obvious(run: Invocation, settings: Settings) -> None:
+    if "model" not in settings.entries:
+        run.console.note("model: demo (built in; give MODEL or set model: in the config)")
+    for path, entry in settings.entries.items():
+        if (
+            entry.written is not None
+            and isinstance(entry.value, int)
+            and not entry.written.isdecimal()
+        ):
+            run.console.note(f"{path}: {entry.written} = {entry.value:,} ({entry.source})")

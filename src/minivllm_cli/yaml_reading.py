@@ -1,0 +1,81 @@
+"""YAML as we read and write it: 1.2 numbers, true and false alone are booleans, positions are kept."""
+
+import re
+from typing import Any
+
+import yaml
+
+_RESOLVERS: tuple[tuple[str, str, str], ...] = (
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN"),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+)
+
+
+class Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 scalars: `1e-3` is a float, `no` a string, `017` seventeen."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what Loader reads back as the same value."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# PyYAML's own resolvers read YAML 1.1: none of them is kept.
+Loader.yaml_implicit_resolvers = {}
+Dumper.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in _RESOLVERS:
+    for _kind in (Loader, Dumper):
+        _chars: list[Any] = [*_first, *([""] if _tag.endswith("null") else [])]
+        _kind.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), _chars)
+
+
+def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
+    return int(loader.construct_scalar(node).replace("_", ""))
+
+
+def _construct_float(loader: Loader, node: yaml.ScalarNode) -> float:
+    text = loader.construct_scalar(node).lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _represent_float(dumper: Dumper, value: float) -> yaml.ScalarNode:
+    text = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+def _represent_str(dumper: Dumper, value: str) -> yaml.ScalarNode:
+    style = '"' if len(value.splitlines()) > 1 or value.endswith(("\n", "\r")) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+Dumper.add_representer(float, _represent_float)
+Dumper.add_representer(str, _represent_str)
+
+
+def parse_value(text: str) -> Any:
+    """The value of `text` as one YAML node.
+
+    Raises:
+        yaml.YAMLError: it is none.
+    """
+    return yaml.load(text, Loader)
+
+
+def dump_value(value: Any) -> str:
+    """One value on one line, as YAML that `parse_value` reads back."""
+    if isinstance(value, tuple):
+        value = list(value)
+    text: str = yaml.dump(
+        value, Dumper=Dumper, default_flow_style=True, width=10**9, allow_unicode=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,51 @@
+"""Reading the tensors of a checkpoint into a model."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from minivllm_engine.checkpoint_index import CheckpointIndex
+from minivllm_engine.errors import CheckpointError
+from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+
+
+def load_weights(
+    model: MiniQwenForCausalLM,
+    index: CheckpointIndex,
+    *,
+    dtype: torch.dtype,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Fill every weight of `model`, tensor by tensor, converting to the dtype that it has there.
+
+    Args:
+        model: of the shape of the checkpoint's config. A head that is to be its embedding, by
+            `CheckpointIndex.is_tied`, becomes it.
+        index: the checkpoint; is checked against the model's config first.
+        progress: called with ("weights", bytes read, bytes in all) after each tensor.
+
+    Raises:
+        CheckpointError: missing, unexpected or misshapen tensors, or values that are not finite.
+    """
+    index.check(model.config)
+    model.set_tied(index.is_tied(model.config))
+    views = model.checkpoint_views()
+    by_file: defaultdict[Path, list[str]] = defaultdict(list)
+    for name in views:
+        by_file[index.entries[name].file].append(name)
+    total = sum(index.entries[name].num_bytes for name in views)
+    done = 0
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            for name in names:
+                entry, view = index.entries[name], views[name]
+                tensor = tensors.get_tensor(entry.name)
+                if not torch.stack(torch.aminmax(tensor)).isfinite().all():
+                    raise CheckpointError(f"{file}: {entry.name} holds values that are not finite")
+                view.copy_(tensor.view(view.shape))
+                done += entry.num_bytes
+                if progress is not None:
+                    progress("weights", done, total)

@@ -1,0 +1,43 @@
+"""Rotary position embedding on the first dimensions of each head, halves layout (NeoX)."""
+
+import math
+
+import torch
+
+from minivllm_engine.rope_config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
+    """[rotary_dim / 2] fp32, yarn's ramp included (arXiv 2309.00071, as in transformers)."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.rope_type != "yarn":
+        return frequencies
+
+    def dimension(rotations: float) -> float:
+        """The dimension that turns so many times over the original context."""
+        period = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return rotary_dim * math.log(period) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    width = high - low or 0.001
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
+
+
+def rotary_cos_sin(
+    positions: torch.Tensor, frequencies: torch.Tensor, attention_factor: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of positions [num_tokens]: each [num_tokens, 1, rotary_dim / 2], for all heads."""
+    angles = (positions.float().unsqueeze(-1) * frequencies).unsqueeze(1)
+    return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x [num_tokens, num_heads, head_dim] in its first dimensions; the others pass through."""
+    half = cos.shape[-1]
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

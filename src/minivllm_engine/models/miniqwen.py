@@ -1,0 +1,128 @@
+"""The hybrid decoder of the Qwen3.5 family: Gated DeltaNet and gated attention layers, one norm design."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minivllm_engine.cache_pool import CachePool
+from minivllm_engine.layers.attention import GatedAttention
+from minivllm_engine.layers.gated_deltanet import GatedDeltaNet
+from minivllm_engine.layers.mlp import MLP
+from minivllm_engine.layers.norm import RMSNorm
+from minivllm_engine.layers.rotary import inverse_frequencies
+from minivllm_engine.layers.rows import pad_rows
+from minivllm_engine.layers.step_plan import StepPlan
+from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.model_input import ModelInput
+
+
+class DecoderLayer(nn.Module):
+    """x + mixer(norm(x)), then + mlp(norm(that)). `rank` counts the layers of its kind before it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        mixer = GatedAttention if config.is_attention(index) else GatedDeltaNet
+        self.rank = rank
+        self.mixer: GatedAttention | GatedDeltaNet = mixer(config, dtype=dtype, device=device)
+        self.mlp = MLP(config, dtype=dtype, device=device)
+        self.input_norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device
+        )
+        self.mlp_norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device
+        )
+
+    def checkpoint_views(self) -> dict[str, torch.Tensor]:
+        part = "self_attn" if isinstance(self.mixer, GatedAttention) else "linear_attn"
+        return {
+            **{f"{part}.{name}": view for name, view in self.mixer.checkpoint_views().items()},
+            **{f"mlp.{name}": view for name, view in self.mlp.checkpoint_views().items()},
+            "input_layernorm.weight": self.input_norm.weight,
+            "post_attention_layernorm.weight": self.mlp_norm.weight,
+        }
+
+    def forward(self, x: torch.Tensor, pool: CachePool, plan: StepPlan) -> torch.Tensor:
+        """x: [num_rows, hidden_size]."""
+        if isinstance(self.mixer, GatedAttention):
+            cache = pool.keys[self.rank], pool.values[self.rank]
+        else:
+            cache = pool.conv[self.rank], pool.recurrent[self.rank]
+        x = x + self.mixer(self.input_norm(x), *cache, plan)
+        out: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class MiniQwenForCausalLM(nn.Module):
+    """The whole model; weights are not initialised, `load_weights` fills them.
+
+    Args:
+        config: its shape. `tie_word_embeddings` says that there is no head of its own.
+        dtype: of weights and activations; A_log, dt_bias and the DeltaNet norms are fp32.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config, self.dtype, self.device = config, dtype, device
+        self.embedding = self._vocabulary_matrix()
+        self.head = self.embedding if config.tie_word_embeddings else self._vocabulary_matrix()
+        ranks = {"linear_attention": 0, "full_attention": 0}
+        layers = []
+        for i, kind in enumerate(config.layer_types):
+            layers.append(DecoderLayer(config, i, ranks[kind], dtype=dtype, device=device))
+            ranks[kind] += 1
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+        self.frequencies = inverse_frequencies(config.rope, config.rotary_dim).to(device)
+
+    def _vocabulary_matrix(self) -> nn.Parameter:
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        return nn.Parameter(
+            torch.empty(shape, dtype=self.dtype, device=self.device), requires_grad=False
+        )
+
+    def set_tied(self, tied: bool) -> None:
+        """Let the head be the embedding, or a matrix of its own, which is still to be filled."""
+        self.head = self.embedding if tied else self._vocabulary_matrix()
+
+    def checkpoint_views(self) -> dict[str, torch.Tensor]:
+        """Canonical tensor name -> where its values go; views have as many elements as the tensor."""
+        views: dict[str, torch.Tensor] = {
+            "model.embed_tokens.weight": self.embedding,
+            "model.norm.weight": self.norm.weight,
+        }
+        if self.head is not self.embedding:
+            views["lm_head.weight"] = self.head
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            views |= {
+                f"model.layers.{i}.{name}": view for name, view in layer.checkpoint_views().items()
+            }
+        return views
+
+    def forward(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
+        """Run one step: advance the caches of its sequences in `pool`, and return logits.
+
+        Args:
+            batch: at least one token.
+            pool: entries of the batch's slots and blocks are read (where a sequence has a past) and
+                written; no other entry is touched.
+
+        Returns:
+            [num_logits, vocab_size] in the model's dtype, one row for each of `batch.logits_rows`.
+        """
+        plan = StepPlan.build(
+            batch, self.config, self.frequencies, block_size=pool.block_size, dtype=self.dtype
+        )
+        x = pad_rows(F.embedding(batch.token_ids, self.embedding))
+        for layer in self.layers:
+            x = layer(x, pool, plan)
+        wanted = pad_rows(x.index_select(0, batch.logits_rows))
+        return F.linear(self.norm(wanted), self.head)[: batch.logits_rows.shape[0]]

@@ -1,0 +1,1 @@
+"""The gated delta rule: chunked for prefill, one step for decode."""

@@ -1,0 +1,105 @@
+"""How the sequences of a step are laid out for the delta rule: the same for all DeltaNet layers."""
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+CHUNK = 64
+_MIN_CHUNK = 16
+# Steps that are worked on together: bounds the scratch memory, whatever the length of a prompt.
+_MAX_STEPS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sequences whose next tokens are laid out as `shape` (sequences, chunks, steps of a chunk).
+
+    Attributes:
+        seqs: [shape[0]], which sequences.
+        tokens: [num_tokens], rows of the packed batch.
+        places: [num_tokens], where in the flattened layout each of them goes; the rest is padding.
+    """
+
+    shape: tuple[int, int, int]
+    seqs: torch.Tensor
+    tokens: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def build(cls, members: list[tuple[int, int, int]], size: int, device: torch.device) -> "Part":
+        """members: (sequence, first row, length), in chunks of `size` steps."""
+        num_chunks = -(-max(length for _, _, length in members) // size)
+        tokens = [torch.arange(row, row + length) for _, row, length in members]
+        places = [
+            torch.arange(i * num_chunks * size, i * num_chunks * size + length)
+            for i, (_, _, length) in enumerate(members)
+        ]
+        return cls(
+            (len(members), num_chunks, size),
+            torch.tensor([seq for seq, _, _ in members], device=device),
+            torch.cat(tokens).to(device),
+            torch.cat(places).to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """How packed sequences are cut into chunks.
+
+    A sequence of more than one chunk goes alone, a bounded number of chunks at a time. Shorter ones
+    go together, each padded to a power of two that depends on its own length only.
+    """
+
+    slots: torch.Tensor
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def build(cls, slots: torch.Tensor, lengths: tuple[int, ...]) -> "ChunkPlan":
+        parts = []
+        short: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        row = 0
+        for seq, length in enumerate(lengths):
+            if length <= CHUNK:
+                size = max(_MIN_CHUNK, 1 << (length - 1).bit_length())
+                short[size].append((seq, row, length))
+            else:
+                for done in range(0, length, _MAX_STEPS):
+                    some = (seq, row + done, min(length - done, _MAX_STEPS))
+                    parts.append(Part.build([some], CHUNK, slots.device))
+            row += length
+        for size, members in short.items():
+            batch = _MAX_STEPS // size
+            parts += [
+                Part.build(members[first : first + batch], size, slots.device)
+                for first in range(0, len(members), batch)
+            ]
+        return cls(slots, tuple(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """Where the states of decoding sequences lie.
+
+    Attributes:
+        slots: [N].
+        order: [N], the sequences by ascending slot, or None where they are in that order.
+        back: [N], the inverse of order.
+        runs: (first slot, first and last sequence in that order) of slots that follow one another.
+    """
+
+    slots: torch.Tensor
+    order: torch.Tensor | None
+    back: torch.Tensor | None
+    runs: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def build(cls, slots: torch.Tensor) -> "SlotPlan":
+        ordered, order = slots.sort()
+        ids = ordered.tolist()
+        cuts = [0, *(i for i in range(1, len(ids)) if ids[i] != ids[i - 1] + 1), len(ids)]
+        runs = tuple((ids[a], a, b) for a, b in itertools.pairwise(cuts) if a < b)
+        if torch.equal(ordered, slots):
+            return cls(slots, None, None, runs)
+        return cls(slots, order, order.argsort(), runs)

@@ -1,0 +1,215 @@
+"""The gated delta rule in plain PyTorch, computed in fp32.
+
+    S <- exp(g) S;  d = beta (v - S k);  S <- S + d k^T;  o = S q
+
+Letters as in FLA: H key heads of size K, HV value heads of size V, HV a multiple of H; value head j
+belongs to key head j // (HV // H). States are V-first, [HV, V, K]. q and k come in raw: they are
+normalised here, and q is scaled by K ** -0.5.
+"""
+
+import math
+
+import torch
+
+from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+
+_NORM_EPS = 1e-6
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    plan: ChunkPlan,
+) -> torch.Tensor:
+    """The chunked form (UT transform, arXiv 2412.06464) over packed sequences.
+
+    Padding steps have g = 0 and beta = 0, which leaves the state alone.
+
+    Args:
+        q, k: [num_tokens, H, K].
+        v: [num_tokens, HV, V].
+        g: [num_tokens, HV], log of the decay, at most 0.
+        beta: [num_tokens, HV].
+        pool: [num_slots, HV, V, K], the states; those of the plan's slots are advanced.
+        plan: made for the lengths of these sequences.
+
+    Returns:
+        o [num_tokens, HV, V] in v's dtype.
+    """
+    out = v.new_empty(v.shape)
+    states = pool.index_select(0, plan.slots).float()
+    for part in plan.parts:
+        laid_out = []
+        for x in (q, k, v, g, beta):
+            rows = x.new_zeros(math.prod(part.shape), *x.shape[1:], dtype=torch.float32)
+            rows.index_copy_(0, part.places, x.index_select(0, part.tokens).float())
+            laid_out.append(rows.view(*part.shape, *x.shape[1:]))
+        o, state = _chunks(*laid_out, state=states.index_select(0, part.seqs))
+        states.index_copy_(0, part.seqs, state)
+        out.index_copy_(0, part.tokens, o.flatten(0, 2).index_select(0, part.places).to(v.dtype))
+    pool.index_copy_(0, plan.slots, states.to(pool.dtype))
+    return out
+
+
+def _chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """B sequences of N chunks of C steps each.
+
+    With G the sum of g since the chunk began and D_ij = exp(G_i - G_j) for j <= i, the deltas solve
+    (I + strict_lower(beta k k^T . D)) d = beta (v - exp(G) S k). Then o = exp(G) S q + (q k^T . D) d,
+    and the state becomes exp(G_C) S + (exp(G_C - G) d) k^T.
+
+    Args: q, k [B, N, C, H, K]; v [B, N, C, HV, V]; g, beta [B, N, C, HV]; state [B, HV, V, K].
+    Returns: o [B, N, C, HV, V] and the final state.
+    """
+    num_seqs, num_chunks, size, heads, key_dim = k.shape
+    value_heads, value_dim = v.shape[3:]
+    group = value_heads // heads
+
+    def by_key_head(x: torch.Tensor) -> torch.Tensor:
+        """[B, N, C, HV, ...] -> [B, N, H, HV / H, C, ...]."""
+        x = x.view(num_seqs, num_chunks, size, heads, group, -1)
+        return x.permute(0, 1, 3, 4, 2, 5)
+
+    # Keys and queries one below the other, [B, N, H, 2 C, K]: what is multiplied with the one is
+    # multiplied with the other.
+    both = _l2norm(torch.stack((k, q), dim=2)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
+    keys = both[..., :size, :]
+    v, beta = by_key_head(v), by_key_head(beta)
+    g = by_key_head(g).squeeze(-1).cumsum(-1)
+
+    future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
+    decay_in = g.exp().unsqueeze(-1)  # since the chunk began
+    decay_out = (g[..., -1:] - g).exp_().unsqueeze(-1)  # until it ends
+    products = (both @ keys.mT).view(num_seqs, num_chunks, heads, 2, 1, size, size)
+    system = products[:, :, :, 0] * decay * beta
+    within = decay.mul_(products[:, :, :, 1])
+
+    state = state.view(num_seqs, heads, group * value_dim, key_dim)
+    out = v.new_empty(num_seqs, num_chunks, heads, group, size, value_dim)
+    for n in range(num_chunks):
+        read = (both[:, n] @ state.mT).view(num_seqs, heads, 2, size, group, value_dim)
+        state_k, state_q = read.movedim(4, 3).unbind(2)
+        sources = (v[:, n] - decay_in[:, n] * state_k) * beta[:, n]
+        delta = torch.linalg.solve_triangular(
+            system[:, n], sources, upper=False, unitriangular=True
+        )
+        torch.addcmul(within[:, n] @ delta, decay_in[:, n], state_q, out=out[:, n])
+        written = (delta * decay_out[:, n]).transpose(3, 4).flatten(2, 3) @ keys[:, n]
+        chunk_decay = decay_in[:, n, :, :, -1:].expand(-1, -1, -1, value_dim, 1)
+        state = written.addcmul_(state, chunk_decay.reshape(num_seqs, heads, -1, 1))
+    out *= key_dim**-0.5
+    return out.permute(0, 1, 4, 2, 3, 5).flatten(3, 4), state.view(
+        num_seqs, value_heads, value_dim, key_dim
+    )
+
+
+def gated_delta_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    plan: SlotPlan,
+) -> torch.Tensor:
+    """One token for each of N sequences; their states in `pool` are updated in place.
+
+    Args:
+        q, k: [N, H, K].
+        v: [N, HV, V].
+        g, beta: [N, HV].
+        pool: [num_slots, HV, V, K].
+        plan: made for the slots of these sequences, of which no two are alike.
+
+    Returns:
+        o [N, HV, V] in v's dtype.
+    """
+    if pool.dtype != torch.float32:
+        state = pool.index_select(0, plan.slots).float()
+        out = _step(q, k, v, g, beta, states=[state])
+        pool.index_copy_(0, plan.slots, state.to(pool.dtype))
+        return out
+    runs = [pool[slot : slot + last - first] for slot, first, last in plan.runs]
+    if plan.order is None or plan.back is None:
+        return _step(q, k, v, g, beta, states=runs)
+    ordered = [x.index_select(0, plan.order) for x in (q, k, v, g, beta)]
+    return _step(*ordered, states=runs).index_select(0, plan.back)
+
+
+def _step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    states: list[torch.Tensor],
+) -> torch.Tensor:
+    """As `gated_delta_step`; the sequences' fp32 states are those in `states`, one after the other.
+
+    With a = exp(g), S q after the update is a (S q) + d (k q): so one product reads S k and S q.
+    """
+    num_seqs, heads, key_dim = k.shape
+    value_heads, value_dim = v.shape[1:]
+    by_key_head = (num_seqs, heads, value_heads // heads)
+    both = _l2norm(torch.stack((k, q), dim=2).float())  # [N, H, 2, K]
+    keys, queries = both[:, :, 0], both[:, :, 1]
+    kq = (keys * queries).sum(-1).view(num_seqs, heads, 1, 1)
+    decay = g.float().exp().view(*by_key_head, 1)
+    state_k, state_q = _read(states, both).view(num_seqs, heads, 2, -1, value_dim).unbind(2)
+    delta = v.float().reshape(*by_key_head, value_dim) - decay * state_k
+    delta *= beta.float().reshape(*by_key_head, 1)
+    out = (decay * state_q).addcmul_(delta, kq).mul_(key_dim**-0.5)
+    _write(states, decay.view(num_seqs, value_heads, 1, 1), delta.flatten(2), keys)
+    return out.view(num_seqs, value_heads, value_dim).to(v.dtype)
+
+
+def _read(states: list[torch.Tensor], vectors: torch.Tensor) -> torch.Tensor:
+    """S x for each of `vectors` [N, H, M, K]: [N, H, M, HV / H * V]."""
+    heads, key_dim = vectors.shape[1], vectors.shape[3]
+    value_width = states[0][0].numel() // (heads * key_dim)
+    out = vectors.new_empty(*vectors.shape[:3], value_width)
+    first = 0
+    for state in states:
+        last = first + state.shape[0]
+        torch.bmm(
+            vectors[first:last].flatten(0, 1),
+            state.view(-1, value_width, key_dim).mT,
+            out=out[first:last].flatten(0, 1),
+        )
+        first = last
+    return out
+
+
+def _write(
+    states: list[torch.Tensor], decay: torch.Tensor, delta: torch.Tensor, keys: torch.Tensor
+) -> None:
+    """S <- decay S + d k^T in place; decay [N, HV, 1, 1], delta [N, H, HV / H * V], keys [N, H, K]."""
+    delta, keys = delta.unsqueeze(-1), keys.unsqueeze(-2)
+    first = 0
+    for state in states:
+        last = first + state.shape[0]
+        state.mul_(decay[first:last])
+        outer = state.view(last - first, delta.shape[1], delta.shape[2], keys.shape[3])
+        outer.addcmul_(delta[first:last], keys[first:last])
+        first = last
+
+
+def _l2norm(x: torch.Tensor) -> torch.Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.rsqrt(norm * norm + _NORM_EPS)

@@ -1,0 +1,100 @@
+"""The header of a safetensors file, read without a library so that a broken file gives a clear error.
+
+Format (https://github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON object
+`name -> {dtype, shape, data_offsets}`, then the data; offsets count from the end of the header.
+"""
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm_engine.errors import CheckpointError
+
+_MAX_HEADER_BYTES = 100_000_000
+_COPY_AGAIN = "Copy the file again from where the model came from."
+
+# Bytes of one element of the types that can be loaded.
+FLOAT_TYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies: `name` inside `file`, its data from byte `begin` to `end` of the file."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+
+def read_header(file: Path) -> list[TensorEntry]:
+    """All tensors of `file`, in the order of its header.
+
+    Raises:
+        CheckpointError: the file cannot be read, is truncated, or its header is not one.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            _check_length(file, size, length)
+            raw = stream.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read", why=error.strerror) from None
+    try:
+        header = json.loads(raw)
+    except ValueError:
+        raise _no_safetensors(file, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _no_safetensors(file, "its header is not a JSON object")
+    header.pop("__metadata__", None)
+    data_begin = 8 + length
+    entries = [_entry(file, name, fields, data_begin) for name, fields in header.items()]
+    expected = max((entry.end for entry in entries), default=data_begin)
+    if size < expected:
+        raise _truncated(file, f"it has {size:,} bytes, its header asks for {expected:,}")
+    return entries
+
+
+def _check_length(file: Path, size: int, length: int) -> None:
+    if size < 8:
+        raise _truncated(file, f"it has {size} bytes, too few for a header")
+    if length > _MAX_HEADER_BYTES or length < 2:
+        raise _no_safetensors(file, f"a header of {length:,} bytes is impossible")
+    if 8 + length > size:
+        raise _truncated(file, f"it has {size:,} bytes, its header alone asks for {8 + length:,}")
+
+
+def _entry(file: Path, name: str, fields: Any, data_begin: int) -> TensorEntry:
+    try:
+        dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+        valid = isinstance(dtype, str) and 0 <= begin <= end and all(dim >= 0 for dim in shape)
+    except (KeyError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise _no_safetensors(file, f"its header says {fields!r} of tensor {name!r}")
+    width = FLOAT_TYPES.get(dtype)
+    if width is not None and math.prod(shape) * width != end - begin:
+        raise _no_safetensors(
+            file,
+            f"tensor {name!r} has {end - begin:,} bytes, which is not {dtype} of shape {list(shape)}",
+        )
+    return TensorEntry(file, name, dtype, shape, data_begin + begin, data_begin + end)
+
+
+def _no_safetensors(file: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{file} is not a safetensors file", why=why, hint=_COPY_AGAIN)
+
+
+def _truncated(file: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{file} is truncated", why=why, hint=_COPY_AGAIN)

@@ -1,0 +1,28 @@
+"""Fixtures: a model directory for the fake engine, and the program that runs on it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.program import Program
+from support.byte_tokenizer import write_byte_tokenizer
+
+
+@pytest.fixture(scope="session")
+def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fake") / "model"
+    path.mkdir()
+    write_byte_tokenizer(path)
+    (path / "config.json").write_text(json.dumps({"model_type": "fake"}))
+    (path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20}))
+    (path / "model.safetensors").write_bytes(b"no weights")
+    return path
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    program = Program(tmp_path)
+    yield program
+    program.end_all()

@@ -1,0 +1,195 @@
+"""Ctrl-C and SIGTERM at every stage: what is done is kept, the code says what happened, nobody waits long."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.program import Program, read_records, wait_for
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.fixture
+def source(program: Program) -> Path:
+    return program.write_lines(
+        "in.jsonl", [{"id": n, "prompt": f"count {n}"} for n in range(1, 41)]
+    )
+
+
+def _args(model: Path, source: Path, *more: Any) -> list[Any]:
+    return ["generate", model, "-i", source, "-o", "out.jsonl", "--max-num-seqs", "2", *more]
+
+
+def _journal_lines(program: Program) -> int:
+    partial = program.home / "out.jsonl.partial"
+    return partial.read_bytes().count(b"\n") if partial.exists() else 0
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_h17_while_reading_stdin(
+    program: Program, fake_model: Path, number: signal.Signals, code: int
+) -> None:
+    process = subprocess.Popen(
+        [*program.command, "generate", str(fake_model), "-i", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=program.home,
+        env=program.environ(),
+    )
+    assert process.stdin is not None
+    process.stdin.write(b'{"prompt": "say a"}\n')
+    process.stdin.flush()
+    # The interpreter is up once it waits for more: there is no sign of that but its idleness.
+    time.sleep(1.5)
+    began = time.monotonic()
+    process.send_signal(number)
+    process.wait(10)
+    assert time.monotonic() - began < 5
+    out, err = process.communicate()
+    assert (process.returncode, out) == (code, b"")
+    assert b"stopping while reading the input. Ctrl-C again to leave at once.\n" in err
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_h17_while_loading(
+    program: Program, fake_model: Path, source: Path, number: signal.Signals, code: int
+) -> None:
+    process = program.start(*_args(fake_model, source), FAKE_LOAD_SECONDS="30")
+    program.interrupt_when(lambda: program.stderr_has("weights 0/11"), process, number)
+    began = time.monotonic()
+    done = program.finish(process)
+    assert time.monotonic() - began < 5
+    assert (done.code, done.out) == (code, "")
+    assert "stopping while loading the model. Ctrl-C again to leave at once." in done.err_lines
+    assert "Traceback" not in done.err
+    assert not list(program.home.glob("out*"))
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_h17_while_generating_running_requests_finish(
+    program: Program, fake_model: Path, source: Path, number: signal.Signals, code: int
+) -> None:
+    args = _args(fake_model, source)
+    process = program.start(*args, FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="4")
+    program.interrupt_when(lambda: _journal_lines(program) > 5, process, number)
+    done = program.finish(process)
+    assert (done.code, done.out) == (code, "")
+    saved = _journal_lines(program) - 1
+    assert (
+        "stopping: no new requests; finishing 2 running (up to 10 s). Ctrl-C again to abort now."
+        in done.err_lines
+    )
+    assert done.err_lines[-1] == f"{saved}/40 saved. Re-run the same command to continue."
+    assert 5 <= saved < 40
+    assert program.engine_log[-1] == {"closed": True}
+    journal = (program.home / "out.jsonl.partial").read_text().splitlines()[1:]
+    assert all(json.loads(line)["record"]["status"] == "ok" for line in journal)
+    program.forget_engine()
+    again = program.run(*args)
+    assert again.code == 0
+    assert len(program.added) == 40 - saved
+    texts = [r["outputs"][0]["text"] for r in read_records(program.home / "out.jsonl")]
+    assert texts == [" ".join(map(str, range(1, n + 1))) for n in range(1, 41)]
+
+
+def test_h17_a_request_that_does_not_end_is_given_ten_seconds(
+    program: Program, fake_model: Path
+) -> None:
+    source = program.write_lines("in.jsonl", [{"prompt": "say a"}, {"prompt": "forever"}])
+    process = program.start(
+        *_args(fake_model, source, "--set", "sampling.max_tokens=4000"),
+        FAKE_STEP_SECONDS="0.05",
+        FAKE_TOKENS="1",
+    )
+    program.interrupt_when(lambda: _journal_lines(program) > 1, process, signal.SIGINT)
+    began = time.monotonic()
+    done = program.finish(process)
+    assert 9 < time.monotonic() - began < 15
+    assert done.code == 130
+    assert done.err_lines[-1] == "1/2 saved. Re-run the same command to continue."
+    assert _journal_lines(program) == 2, "an aborted request is no result"
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_h17_a_second_signal_aborts_now(
+    program: Program, fake_model: Path, number: signal.Signals, code: int
+) -> None:
+    source = program.write_lines("in.jsonl", [{"prompt": "say a"}, {"prompt": "forever"}])
+    process = program.start(*_args(fake_model, source), FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="1")
+    program.interrupt_when(lambda: _journal_lines(program) > 1, process, number)
+    program.interrupt_when(lambda: program.stderr_has("Ctrl-C again"), process, number)
+    began = time.monotonic()
+    done = program.finish(process)
+    assert time.monotonic() - began < 3
+    assert done.code == code
+    assert done.err_lines[-1] == "1/2 saved. Re-run the same command to continue."
+    assert _journal_lines(program) == 2
+
+
+def test_h17_a_step_that_never_returns_is_left_behind(program: Program, fake_model: Path) -> None:
+    source = program.write_lines("in.jsonl", [{"prompt": "say a"}])
+    process = program.start(*_args(fake_model, source), FAKE_STEP_SECONDS="60", FAKE_STUCK="1")
+    wait_for(lambda: program.stderr_has("generate 0/1"))
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    began = time.monotonic()
+    assert program.finish(process).code == 130
+    assert time.monotonic() - began < 6
+
+
+def test_without_a_journal_what_is_finished_is_written(program: Program, fake_model: Path) -> None:
+    lines = [{"prompt": "forever"}, {"prompt": "say b"}, {"prompt": "say c"}]
+    source = program.write_lines("in.jsonl", lines)
+    process = program.start(
+        *("generate", fake_model, "-i", source, "--max-num-seqs", "2"),
+        FAKE_STEP_SECONDS="0.02",
+        FAKE_TOKENS="1",
+    )
+    wait_for(lambda: len([e for e in program.engine_log if "add" in e]) == 3)
+    time.sleep(0.5)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    done = program.finish(process)
+    assert done.code == 130
+    assert [r["outputs"][0]["text"] for r in done.records] == ["b", "c"]
+    assert done.err_lines[-1] == "2/3 written; a new run starts again"
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_h17_while_publishing(
+    program: Program, fake_model: Path, source: Path, number: signal.Signals, code: int
+) -> None:
+    args = _args(fake_model, source)
+    process = program.start(*args, FAKE_PUBLISH_SECONDS="30")
+    program.interrupt_when(
+        lambda: (program.home / "out.jsonl.publishing").exists(), process, number
+    )
+    began = time.monotonic()
+    done = program.finish(process)
+    assert time.monotonic() - began < 5
+    assert done.code == code
+    assert "stopping while publishing the output." in done.err
+    assert done.err_lines[-1] == "40/40 saved. Re-run the same command to continue."
+    assert sorted(p.name for p in program.home.glob("out*")) == ["out.jsonl.partial"]
+    program.forget_engine()
+    assert program.run(*args).code == 0
+    assert program.engine_log == []
+    assert len(read_records(program.home / "out.jsonl")) == 40
+
+
+def test_the_watchdog_does_not_outlive_a_finished_run(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    process = program.start(*_args(fake_model, source), FAKE_STEP_SECONDS="0.01")
+    program.interrupt_when(lambda: _journal_lines(program) > 2, process, signal.SIGINT)
+    began = time.monotonic()
+    assert program.finish(process).code == 130
+    assert time.monotonic() - began < 5

@@ -1,0 +1,101 @@
+"""Help, version and usage errors: quick, plain, and without torch."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cli.program import REAL, Program
+
+_PROBE = (
+    "import sys; sys.argv = ['minivllm', *sys.argv[1:]]\n"
+    "from minivllm_cli.app import run\n"
+    "code = run(sys.argv[1:])\n"
+    "heavy = {'torch', 'transformers', 'prompt_toolkit', 'rich.markdown', 'tokenizers'}\n"
+    "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)\n"
+)
+
+
+@pytest.fixture
+def real(program: Program) -> Program:
+    program.command = REAL
+    return program
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["generate", "--help"], ["chat", "--help"], ["env", "--help"], ["--version"]],
+    ids=" ".join,
+)
+def test_k21_help_is_quick_and_loads_nothing_heavy(real: Program, args: list[str]) -> None:
+    seconds = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert real.run(*args).code == 0
+        seconds.append(time.monotonic() - began)
+    assert sorted(seconds)[2] < 1.0
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, *args], capture_output=True, text=True, env=real.environ()
+    )
+    assert probe.stderr == "[] 0\n"
+
+
+def test_k21_a_config_error_is_quick_and_loads_nothing_heavy(real: Program) -> None:
+    (real.home / "bad.yaml").write_text("engine: {max_num_sqs: 1}\n")
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, "generate", "--prompt", "x", "--config", "bad.yaml"],
+        capture_output=True,
+        text=True,
+        env=real.environ(),
+        cwd=real.home,
+    )
+    assert probe.stderr.endswith("[] 2\n")
+
+
+def test_version_is_the_packages(real: Program) -> None:
+    from minivllm_engine import __version__
+
+    assert real.run("--version").out == f"minivllm {__version__}\n"
+    assert real.run("generate", "--version").out == f"minivllm {__version__}\n"
+
+
+def test_each_flag_that_sets_a_key_shows_its_path(real: Program) -> None:
+    text = " ".join(real.run("generate", "--help", COLUMNS="200").out.split())
+    for flag, path in (
+        ("--max-num-seqs", "[engine.max_num_seqs]"),
+        ("--temperature", "[sampling.temperature]"),
+        ("--progress", "[output.progress]"),
+    ):
+        assert path in text.partition(flag)[2].partition(" --")[0]
+
+
+def test_help_has_no_escapes_even_where_colour_is_forced(real: Program) -> None:
+    done = real.run("generate", "--help", FORCE_COLOR="1", GITHUB_ACTIONS="true")
+    assert b"\x1b" not in done.stdout
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", "--inptu", "x"], "no such option: --inptu (Possible options: --input)"),
+        (["genrate"], "no such command 'genrate'. Did you mean 'generate'?"),
+        (["generate", "--seed", "x"], "invalid value for '--seed': "),
+        (["generate", "--device", "gpu"], "invalid value for '--device': "),
+    ],
+)
+def test_usage_errors_name_what_was_probably_meant(
+    real: Program, args: list[str], message: str
+) -> None:
+    done = real.run(*args)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err_lines[0].startswith(f"error: {message}")
+    assert done.err_lines[1].startswith("try: minivllm")
+
+
+def test_no_command_shows_help_on_stderr(real: Program) -> None:
+    done = real.run()
+    assert (done.code, done.out) == (2, "")
+    assert "Commands:" in done.err

@@ -1,0 +1,208 @@
+"""Progress in its styles, and what is measured for it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.program import Program
+from minivllm_cli.console import Console
+from minivllm_cli.progress import (
+    JsonLines,
+    PlainLines,
+    Progress,
+    RateMeter,
+    Silent,
+    clock,
+    make_reporter,
+    plain_line,
+    short_count,
+)
+from minivllm_engine.stats import EngineStats
+
+
+class _Recorder(Console):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.lines: list[str] = []
+
+    def write_line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def _stats(**values: Any) -> EngineStats:
+    zeros = dict.fromkeys(
+        (
+            "num_running",
+            "num_waiting",
+            "kv_blocks_used",
+            "kv_blocks_total",
+            "kv_blocks_peak",
+            "state_slots_used",
+            "state_slots_total",
+            "state_slots_peak",
+            "num_preemptions",
+            "num_steps",
+            "prompt_tokens_computed",
+            "output_tokens",
+        ),
+        0,
+    )
+    return EngineStats(**{**zeros, **values})
+
+
+class TestPlain:
+    def test_a_line_at_each_tenth_and_no_more(self) -> None:
+        console = _Recorder()
+        reporter = PlainLines(console)
+        for done in range(1001):
+            reporter.update(Progress("generate", done, 1000))
+        shown = [line.split()[1] for line in console.lines]
+        assert shown == [f"{n:,}/1,000" for n in range(0, 1001, 100)]
+
+    def test_a_line_each_ten_seconds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        console = _Recorder()
+        reporter = PlainLines(console)
+        for second in range(61):
+            now[0] = 1000.0 + second
+            reporter.update(Progress("generate", 0, 1000))
+        assert len(console.lines) == 7
+
+    def test_loading_a_small_model_is_two_lines(self) -> None:
+        console = _Recorder()
+        reporter = PlainLines(console)
+        for done in range(12):
+            reporter.update(Progress("weights", done, 11))
+        assert console.lines == ["weights 0/11 (0%)", "weights 11/11 (100%)"]
+
+    def test_the_words(self) -> None:
+        progress = Progress(
+            "generate", 812, 1000, failed=3, out_tok_s=6800, in_tok_s=41_200, eta_s=41
+        )
+        assert plain_line(progress) == (
+            "generate 812/1,000 81%  err 3  out 6.8k tok/s  in 41.2k tok/s  ETA 0:41"
+        )
+        progress.prefill = (4096, 14_490)
+        assert "prompt 4,096/14,490 (28%)" in plain_line(progress)
+
+
+def test_json_events_have_the_fields_of_the_contract() -> None:
+    console = _Recorder()
+    reporter = JsonLines(console)
+    progress = Progress(
+        "generate", 812, 1000, failed=3, out_tok_s=6800.04, in_tok_s=41200.0, eta_s=41.4
+    )
+    reporter.update(progress)
+    reporter.update(progress)
+    (line,) = console.lines
+    assert json.loads(line) == {
+        "event": "progress",
+        "phase": "generate",
+        "done": 812,
+        "total": 1000,
+        "failed": 3,
+        "out_tok_s": 6800.0,
+        "in_tok_s": 41200.0,
+        "eta_s": 41,
+    }
+
+
+def test_styles() -> None:
+    console = _Recorder()
+    console.live = False
+    assert isinstance(make_reporter("auto", console), PlainLines)
+    assert isinstance(make_reporter("bar", console), PlainLines)
+    assert isinstance(make_reporter("off", console), Silent)
+    assert isinstance(make_reporter("auto", _Recorder(quiet=True)), Silent)
+    assert isinstance(make_reporter("json", _Recorder(quiet=True)), JsonLines)
+    console.live = True
+    assert type(make_reporter("auto", console)).__name__ == "BarOnTerminal"
+
+
+def test_rates_are_those_of_the_last_five_seconds() -> None:
+    meter = RateMeter()
+    assert meter.rates() == (0.0, 0.0)
+    for second in range(20):
+        rate = 100 if second < 10 else 10
+        meter.add(second * rate + (900 if second >= 10 else 0), second * 1000, now=float(second))
+    out, into = meter.rates()
+    assert (round(out), round(into)) == (10, 1000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (41, "0:41"), (727, "12:07"), (3723, "1:02:03")]
+)
+def test_clock(seconds: int, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0.0"), (96.34, "96.3"), (6800, "6.8k"), (1.2e6, "1.2M")]
+)
+def test_short_count(number: float, text: str) -> None:
+    assert short_count(number) == text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bar_is_two_lines_that_fit(width: int) -> None:
+    from minivllm_cli.progress_bar import BarOnTerminal
+
+    bar = BarOnTerminal(_Recorder())
+    bar._rich.width = width
+    stats = _stats(
+        num_running=64,
+        num_waiting=124,
+        kv_blocks_used=9120,
+        kv_blocks_total=12_800,
+        state_slots_used=64,
+        state_slots_total=64,
+        bound_by="state slots",
+    )
+    bar._progress = Progress(
+        "generate",
+        812,
+        1000,
+        failed=3,
+        out_tok_s=6800,
+        in_tok_s=41_200,
+        eta_s=41,
+        mean_length=12,
+        prefill=(4096, 14490),
+        stats=stats,
+    )
+    with bar._rich.capture() as capture:
+        bar._rich.print(bar._render())
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= width for line in lines)
+    if width == 120:
+        assert lines[0].endswith(
+            "812/1,000 81%  err 3  len 12 │ out 6.8k tok/s  in 41.2k tok/s │ ETA 0:41"
+        )
+        assert lines[1] == (
+            "run 64  wait 124 (state slots) │ prompt 4,096/14,490 (28%) │ KV 71%  9,120/12,800 blk"
+            " │ state 64/64 │ preempt 0"
+        )
+
+
+def test_k20_n_counts_sequences_and_each_phase_begins_with_a_line(
+    program: Program, fake_model: Path
+) -> None:
+    lines = [{"prompt": "seeded", "n": 10} for _ in range(4)]
+    source = program.write_lines("in", lines)
+    done = program.run("generate", fake_model, "-i", source, "-o", "out")
+    phases = [line.split()[0] for line in done.err_lines]
+    assert phases.index("loading") < phases.index("weights") < phases.index("generate")
+    assert "generate 0/40 0%" in done.err
+    assert "generate 40/40 100%" in done.err
+
+
+def test_progress_off_is_silent_about_progress(program: Program, fake_model: Path) -> None:
+    source = program.write_lines("in", [{"prompt": "say a"}])
+    done = program.run("generate", fake_model, "-i", source, "--progress", "off")
+    assert "generate 0/1" not in done.err
+    assert "weights" not in done.err

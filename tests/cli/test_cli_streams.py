@@ -1,0 +1,196 @@
+"""stdout holds results and nothing else; stderr the rest, without escapes where nobody watches."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.program import Program, parse_strictly, wait_for
+
+
+@pytest.fixture
+def source(program: Program) -> Path:
+    return program.write_lines(
+        "in", [{"prompt": "say a"}, {"prompt": "noise"}, {"prompt": "say b"}]
+    )
+
+
+def test_k3_noise_on_descriptor_1_goes_to_stderr(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    done = program.run("generate", fake_model, "-i", source, "-o", "-")
+    assert [r["outputs"][0]["text"] for r in done.records] == ["a", "quiet", "b"]
+    assert "noise" in done.err_lines
+    done = program.run("generate", fake_model, "-p", "noise")
+    assert done.stdout == b"quiet\n"
+
+
+@pytest.mark.parametrize("force", [{}, {"FORCE_COLOR": "1", "TERM": "xterm-256color"}])
+def test_k4_no_escapes_in_files(
+    program: Program, fake_model: Path, source: Path, force: dict[str, str]
+) -> None:
+    done = program.run("generate", fake_model, "-i", source, "-o", "-", **force)
+    assert b"\x1b" not in done.stdout
+    escapes = [part.split("m")[0] for part in done.err.split("\x1b[")[1:]]
+    if not force:
+        assert "\x1b" not in done.err
+    assert all(escape.replace(";", "").isdigit() for escape in escapes), "colours only"
+
+
+def test_k4_no_color_beats_force_color(program: Program, fake_model: Path, source: Path) -> None:
+    args = ["generate", fake_model, "-i", source, "-i", "none"]
+    assert "\x1b[" in program.run(*args, FORCE_COLOR="1").err
+    assert "\x1b" not in program.run(*args, FORCE_COLOR="1", NO_COLOR="1").err
+
+
+def test_k4_a_long_run_writes_little(program: Program, fake_model: Path) -> None:
+    source = program.write_lines("in", [{"prompt": f"count {n}"} for n in range(300)])
+    done = program.run("generate", fake_model, "-i", source, "-o", "out", FAKE_STEP_SECONDS="0.02")
+    assert done.code == 0
+    assert len(done.stderr) < 4096
+
+
+def test_k35_an_idle_pipe_on_stdin_is_left_alone(program: Program, fake_model: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*program.command, "generate", str(fake_model), "-p", "say x"],
+            stdin=reader,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=program.environ(),
+        )
+        out, _ = process.communicate(timeout=60)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (process.returncode, out) == (0, b"x\n")
+
+
+def test_k37_a_reader_that_leaves_stops_the_engine(program: Program, fake_model: Path) -> None:
+    source = program.write_lines("in", [{"prompt": f"say {n}"} for n in range(2000)])
+    process = subprocess.Popen(
+        [*program.command, "generate", str(fake_model), "-i", str(source), "--max-num-seqs", "2"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=program.environ(),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    first = process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 141
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert parse_strictly(first.decode())["index"] == 0
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+    assert err.strip()
+    assert program.engine_log[-1] == {"closed": True}
+    assert len(program.added) < 2000
+
+
+@pytest.mark.parametrize("what", ["generate --help", "generate --print-config", "env"])
+def test_k37_help_and_tables_into_a_closed_pipe(
+    program: Program, fake_model: Path, what: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        [*program.command, *what.split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=program.environ(MINIVLLM_MODEL=str(fake_model)),
+    )
+    os.close(writer)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 141
+    assert b"Traceback" not in err
+
+
+def test_a_full_disk_is_exit_1(program: Program, fake_model: Path, source: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(
+            [*program.command, "generate", str(fake_model), "-i", str(source)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=program.environ(),
+        )
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"error: cannot write results to stdout: No space left on device\n" in err
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_descriptor_that_was_closed_by_the_caller(
+    program: Program, fake_model: Path, source: Path, closed: int
+) -> None:
+    command = " ".join([*program.command, f"generate {fake_model} -i {source} -o out {closed}>&-"])
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=program.home,
+        env=program.environ(),
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert len((program.home / "out").read_text().splitlines()) == 3
+
+
+def test_without_any_stdout_results_have_nowhere_to_go(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    command = " ".join([*program.command, f"generate {fake_model} -i {source} >&-"])
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=program.home,
+        env=program.environ(),
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 141
+    assert program.engine_log == []
+
+
+def test_verbose_shows_the_engines_log(program: Program, fake_model: Path) -> None:
+    script = (
+        "import logging\n"
+        "from minivllm_cli.console import Console, route_logging\n"
+        "import sys\n"
+        "route_logging(Console(quiet='-q' in sys.argv, verbosity=sys.argv.count('-v')))\n"
+        "log = logging.getLogger('minivllm_engine.part')\n"
+        "log.debug('d'); log.info('i'); log.warning('w'); log.warning('w'); log.error('e')\n"
+    )
+    import sys
+
+    def shown(*flags: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *flags], capture_output=True, env=program.environ()
+        )
+        assert done.stdout == b""
+        return done.stderr.decode().splitlines()
+
+    assert shown() == ["warning: w", "error: e"]
+    assert shown("-q") == ["error: e"]
+    assert shown("-v") == ["minivllm_engine.part: i", "warning: w", "error: e"]
+    assert shown("-v", "-v")[0] == "minivllm_engine.part: d"
+
+
+def test_records_are_released_while_the_run_goes_on(program: Program, fake_model: Path) -> None:
+    source = program.write_lines("in", [{"prompt": "say a"}, {"prompt": "forever"}])
+    process = program.start("generate", fake_model, "-i", source, FAKE_STEP_SECONDS="0.02")
+    shown = program.home / "stdout"
+    wait_for(lambda: shown.stat().st_size > 0)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.kill()
+    process.wait()
+    assert time.monotonic() - began < 5
+    assert parse_strictly(shown.read_text().splitlines()[0])["id"] == "line-000001"
