@@ -16,15 +16,18 @@ from pathlib import Path
 
 import torch
 import transformers
+
 from minivllm_engine import LLM, SamplingParams
 from minivllm_engine.checkpoint_index import resolve_model
 
 MAX_TOKENS = 128
-WORDS = """abacus acorn airport bell anchor antelope apron arrow candy autumn drum balcony lamp
-river basket beacon saddle blanket bridge butter cabin camel candle canyon carpet castle cello wagon
-cliff cobra compass copper coral cradle cricket dagger daisy desert dolphin eagle ember falcon feather
-fiddle forest garlic ginger glacier granite hammock harbor honey island jacket kettle lantern lemon
-magnet tunnel meadow mirror needle oasis orchard""".split()
+WORDS = """
+abacus acorn airport bell anchor antelope apron arrow candy autumn drum balcony lamp river
+basket beacon saddle blanket bridge butter cabin camel candle canyon carpet castle cello wagon
+cliff cobra compass copper coral cradle cricket dagger daisy desert dolphin eagle ember falcon
+feather fiddle forest garlic ginger glacier granite hammock harbor honey island jacket kettle
+lantern lemon magnet tunnel meadow mirror needle oasis orchard
+""".split()  # noqa: SIM905 (easier to read than a list)
 LAUNCHER = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, capture_output=True)

@@ -8,6 +8,8 @@ from . import phrasings as say
 from .entries import Dictionary, Entry, refusal, with_article
 from .smalltalk import CONVERSATIONAL
 
+REFUSAL_WEIGHT = 8  # known words are safe long before unknown ones are: lean towards refusing
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -15,6 +17,7 @@ class Turn:
     answer: str
     thought: str  # what the model says to itself when thinking is on
     weight: int = 1  # of the answer's tokens in the loss
+    first_weight: int = 1  # of the first of them, where it decides between two kinds of answer
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class WordTalk:
 
     def _refused(self, word: str, templates: tuple[str, ...]) -> Turn:
         user = ask(self.rng, templates, word, self.rng.random() < 0.8)
-        return Turn(user, refusal(word), f"The user asks about '{word}', a word I don't know.")
+        thought = f"The user asks about '{word}', a word I don't know."
+        return Turn(user, refusal(word), thought, first_weight=REFUSAL_WEIGHT)
 
     def chain(self, length: int) -> list[Turn]:
         """Turns that refer back: "it" is the last word defined, "the first one" the first."""

@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from torch import Tensor
 
 from . import checks
 from .dialogue import Conversation, Turn
@@ -42,14 +43,14 @@ class Monitor:
 
 
 def conversation(check: checks.Check) -> Conversation:
-    turns = map(Turn, check.users, check.expected, itertools.repeat(""))
-    return Conversation(tuple(turns))
+    answers = (answer or "" for answer in check.expected)
+    return Conversation(tuple(map(Turn, check.users, answers, itertools.repeat(""))))
 
 
 @torch.no_grad()
 def exact_share(model: DemoModel, batch: Packed) -> float:
     with torch.compiler.set_stance("force_eager"):
         wrong = trained_logits(model, batch).argmax(-1) != batch.targets
-    rows = batch.where // batch.docs.shape[1]
+    rows: Tensor = batch.where // batch.docs.shape[1]
     numbers = rows * 1000 + batch.docs.flatten()[batch.where]  # one for each conversation
-    return 1 - numbers[wrong].unique().numel() / numbers.unique().numel()
+    return 1 - len(torch.unique(numbers[wrong])) / len(torch.unique(numbers))

@@ -66,7 +66,9 @@ class ChatEncoder:
                 self._add(document, [shape.THINK, *self._encode("\n")])
                 thought = [*self._encode(turn.thought + "\n"), shape.END_THINK]
                 self._add(document, [*thought, *self._encode("\n\n")], 1)
-            self._add(document, [*self._encode(turn.answer), shape.IM_END], turn.weight)
+            first, *rest = self._encode(turn.answer)
+            self._add(document, [first], max(turn.weight, turn.first_weight))
+            self._add(document, [*rest, shape.IM_END], turn.weight)
             self._add(document, self._encode("\n"))
         return document
 

@@ -180,10 +180,9 @@ class RecallTalk:
         rng = self.rng
         told[subject] = value = self._subjects()[subject]()
         owner, what = subject.split(" ", 1)
+        templates: tuple[str, ...] = say.FACT_NOW if again else say.FACT
         if owner == "my":
             templates = say.OWN_FACT_NOW if again else say.OWN_FACT
-        else:
-            templates = say.FACT_NOW if again else say.FACT
         answer = NOTED
         if subject == "my name":
             templates = templates if again else say.INTRODUCE

@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Mapping
 from typing import BinaryIO, TextIO
@@ -39,7 +40,7 @@ def is_live_terminal(stream: TextIO | None, environ: Mapping[str, str] = os.envi
 
 
 class Console:
-    """stderr. Model text never goes here unless it was stripped; results never go here.
+    """stderr. Everything but `write` and `write_line` drops control characters; results never go here.
 
     Attributes:
         quiet: errors only.
@@ -59,15 +60,17 @@ class Console:
     def note(self, text: str) -> None:
         """One line for whoever watches. Silent under -q."""
         if not self.quiet:
-            self.write_line(text)
+            self.write_line(strip_controls(text))
 
     def dim(self, text: str) -> None:
         """As `note`, dimmed."""
-        self.note(self._painted(_DIM, text))
+        if not self.quiet:
+            self.write_line(self._painted(_DIM, strip_controls(text)))
 
     def warn(self, text: str, hint: str | None = None) -> None:
         """Something is odd, and the run goes on."""
-        self.note(f"{self._painted(_YELLOW, 'warning:')} {text}")
+        if not self.quiet:
+            self.write_line(f"{self._painted(_YELLOW, 'warning:')} {strip_controls(text)}")
         if hint:
             self.note(f"try: {hint}")
 
@@ -75,9 +78,9 @@ class Console:
         """A problem on at most six lines. Shown under -q too."""
         first, *rest = problem.lines()
         label, _, text = first.partition(" ")
-        self.write_line(f"{self._painted(_RED, label)} {text}")
+        self.write_line(f"{self._painted(_RED, label)} {strip_controls(text)}")
         for line in rest:
-            self.write_line(line)
+            self.write_line(strip_controls(line))
 
     def draw_above(self, write: Callable[[str], None] | None) -> None:
         """While a bar is on screen, lines go through `write`, which keeps the bar below them."""
@@ -127,8 +130,13 @@ class Results:
             OutputClosed: the reader has gone.
             OutputFailed: the device refuses, e.g. because it is full.
         """
+        left = memoryview(data)
         try:
-            self.file.write(data)
+            while left:
+                written = self.file.write(left)
+                if written is None:  # a pipe that was made non-blocking by whoever else has it
+                    select.select([], [self.file], [])
+                left = left[written or 0 :]
             self.file.flush()
         except BrokenPipeError:
             raise OutputClosed from None
@@ -233,7 +241,7 @@ class _ConsoleHandler(logging.Handler):
                 return
             self._warned.add(text)
         if record.levelno >= logging.ERROR:
-            self._console.write_line(f"error: {text}")
+            self._console.error(Problem(text))
         elif record.levelno >= logging.WARNING:
             self._console.warn(text)
         else:

@@ -6,31 +6,17 @@ flags and `--set`. A request's own sampling comes last and is not this file's bu
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from minivllm_cli.config_file import Entry, Place, compose, read_config_file, read_tree
+from minivllm_cli.config_file import Entry, read_config_file
+from minivllm_cli.config_layers import read_arguments, read_environment
 from minivllm_cli.problems import CliError, Problem
-from minivllm_cli.sections import (
-    SECTIONS,
-    ChatOptions,
-    OutputOptions,
-    all_paths,
-    check_value,
-    default_of,
-    is_text,
-    unknown_key,
-)
-from minivllm_cli.yaml_reading import parse_value
+from minivllm_cli.sections import ChatOptions, OutputOptions, default_of
 from minivllm_engine.config import CacheOptions, EngineConfig, EngineOptions, SamplingOptions
 from minivllm_engine.request import ResolvedSampling, SamplingParams
-
-_ENV_PREFIX = "MINIVLLM_"
 
 
 @dataclass(frozen=True)
@@ -96,10 +82,10 @@ class Settings:
 
         `index` is the request's place in the run: without a seed of its own it gets `sampling.seed + index`.
         """
-        layers = [self.engine_config.sampling]
-        if self.model_sampling is not None:
-            layers.append(self.model_sampling)
-        return (own or SamplingParams()).resolved(*layers, seed=self.get("sampling.seed") + index)
+        seed = self.engine_config.sampling.seed + index
+        if own is None or not own.model_fields_set:
+            return replace(self._default_sampling, seed=seed)
+        return own.resolved(*self._sampling_layers, seed=seed)
 
     def with_value(self, path: str, value: Any) -> "Settings":
         """The same with one key set, to ask what would be."""
@@ -116,6 +102,15 @@ class Settings:
         if value is None and path.startswith("sampling."):
             return getattr(self.sampling(), path.removeprefix("sampling."))
         return value
+
+    @cached_property
+    def _sampling_layers(self) -> list[SamplingOptions]:
+        own = self.engine_config.sampling
+        return [own] if self.model_sampling is None else [own, self.model_sampling]
+
+    @cached_property
+    def _default_sampling(self) -> ResolvedSampling:
+        return SamplingParams().resolved(*self._sampling_layers, seed=0)
 
     def _recommended(self, path: str) -> Any:
         if self.model_sampling is None:
@@ -160,10 +155,10 @@ def resolve_settings(
             entries, wrong = [], error.problems
         layers += entries
         problems += wrong
-    entries, wrong, warnings = _read_environment(environ)
+    entries, wrong, warnings = read_environment(environ)
     layers += entries
     problems += wrong
-    entries, wrong = _read_arguments(assignments, flags or {})
+    entries, wrong = read_arguments(assignments, flags or {})
     layers += entries
     problems += wrong
     if problems:
@@ -175,127 +170,3 @@ def resolve_settings(
         else:
             merged[entry.path] = entry
     return Settings(merged, warnings=tuple(warnings))
-
-
-def _read_environment(
-    environ: Mapping[str, str],
-) -> tuple[list[Entry], list[Problem], list[str]]:
-    names = {_ENV_PREFIX + path.upper().replace(".", "__"): path for path in all_paths()}
-    entries: list[Entry] = []
-    problems: list[Problem] = []
-    warnings: list[str] = []
-    for name in sorted(environ):
-        if not name.startswith(_ENV_PREFIX):
-            continue
-        path = names.get(name)
-        if path is None:
-            near = get_close_matches(name, names, n=1)
-            warnings.append(
-                f"environment variable {name} is not known"
-                + (f"; did you mean {near[0]}?" if near else "")
-            )
-            continue
-        entry, problem = _from_text(
-            path, environ[name], source=name, shown=f"{name}={environ[name]}"
-        )
-        entries += [entry] if entry else []
-        problems += [problem] if problem else []
-    return entries, problems, warnings
-
-
-def _from_text(
-    path: str, text: str, *, source: str, shown: str
-) -> tuple[Entry | None, Problem | None]:
-    raw: Any = text
-    if not is_text(path):
-        try:
-            raw = parse_value(text)
-        except (yaml.YAMLError, RecursionError):
-            return None, Problem(f"{shown}: the value is not YAML", hint="put quotes around it")
-    return _checked(path, raw, source=source, shown=shown)
-
-
-def _checked(
-    path: str, raw: Any, *, source: str, shown: str
-) -> tuple[Entry | None, Problem | None]:
-    if raw is None:
-        return Entry(path, None, source, reset=True), None
-    value, wrong = check_value(path, raw)
-    if wrong:
-        return None, Problem(f"{shown}: {path}: {wrong}")
-    written = raw if isinstance(raw, str) and not isinstance(value, str) else None
-    return Entry(path, value, source, written), None
-
-
-def _read_arguments(
-    assignments: Iterable[str], flags: Mapping[str, tuple[str, Any]]
-) -> tuple[list[Entry], list[Problem]]:
-    entries: list[Entry] = []
-    problems: list[Problem] = []
-    given = {path: _shown(flag, value) for path, (flag, value) in flags.items()}
-    for text in assignments:
-        found, wrong = _read_assignment(text)
-        problems += wrong
-        for entry in found:
-            if entry.path in given:
-                problems.append(
-                    Problem(f"{entry.path} is given twice: {given[entry.path]} and --set {text}")
-                )
-            given[entry.path] = f"--set {text}"
-            entries.append(entry)
-    for path, (flag, value) in flags.items():
-        flagged, problem = _from_flag(path, flag, value)
-        entries += [flagged] if flagged else []
-        problems += [problem] if problem else []
-    return entries, problems
-
-
-def _from_flag(path: str, flag: str, value: Any) -> tuple[Entry | None, Problem | None]:
-    # Flags for numbers such as 32K arrive as text; MODEL and dtype are text.
-    raw: Any = value
-    if isinstance(value, str) and not is_text(path):
-        return _from_text(path, value, source=flag, shown=_shown(flag, value))
-    return _checked(path, raw, source=flag, shown=_shown(flag, value))
-
-
-def _shown(flag: str, value: Any) -> str:
-    if value is True:
-        return flag
-    values = value if isinstance(value, list) else [value]
-    return " ".join(f"{flag} {v}" for v in values)
-
-
-def _read_assignment(text: str) -> tuple[list[Entry], list[Problem]]:
-    key, equals, value = text.partition("=")
-    key = key.strip().replace("-", "_")
-    shown = f"--set {text}"
-    if not equals or not key:
-        return [], [Problem(f"{shown}: not KEY=VALUE", hint="--set engine.max_num_seqs=64")]
-    if key in SECTIONS:
-        return _read_section(key, value, shown)
-    if key not in all_paths():
-        what, near = unknown_key(key)
-        return [], [Problem(f"{shown}: {what}", hint=near)]
-    try:
-        raw = parse_value(value)
-    except (yaml.YAMLError, RecursionError):
-        return [], [Problem(f"{shown}: the value is not YAML", hint="put quotes around it")]
-    entry, problem = _checked(key, raw, source=shown, shown=shown)
-    return [entry] if entry else [], [problem] if problem else []
-
-
-def _read_section(section: str, value: str, shown: str) -> tuple[list[Entry], list[Problem]]:
-    place = Place(shown)
-    try:
-        root = compose(value, place)
-    except CliError as error:
-        return [], error.problems
-    if not isinstance(root, yaml.MappingNode):
-        first = next(iter(SECTIONS[section].model_fields))
-        return [], [
-            Problem(
-                f"{shown}: {section} is a section, not a key", hint=f"--set {section}.{first}=..."
-            )
-        ]
-    entries, problems = read_tree(root, place, Path.cwd(), section=section)
-    return entries, problems

@@ -109,7 +109,8 @@ class FakeEngine:
         for request in requests:
             tokens = _tokens(script, request, self.tokenizer)
             self._waiting.append(_Sequence(request, answer, tokens, script))
-        log({"add": ids, "script": script, "params": asdict(resolved)})
+        if os.environ.get("FAKE_LOG"):
+            log({"add": ids, "script": script, "params": asdict(resolved)})
         return request_id
 
     def stream(self, prompt: Any, params: SamplingParams | None = None) -> Iterator[RequestOutput]:

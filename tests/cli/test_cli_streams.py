@@ -194,3 +194,50 @@ def test_records_are_released_while_the_run_goes_on(program: Program, fake_model
     process.wait()
     assert time.monotonic() - began < 5
     assert parse_strictly(shown.read_text().splitlines()[0])["id"] == "line-000001"
+
+
+def test_what_users_wrote_cannot_command_the_terminal(program: Program, fake_model: Path) -> None:
+    hostile = {"id": "x\x1b[2J\x9b", "prompt": "controls", "\x1b[31mkey": "\u2028"}
+    bad = '{"a\\u001b[2J": 1, "a\\u001b[2J": 2}'
+    source = program.write_lines("in", [hostile, bad])
+    done = program.run("generate", fake_model, "-i", source)
+    assert done.code == 3
+    for raw in (b"\x1b", b"\x9b", "\x9b".encode(), "\u2028".encode()):
+        assert raw not in done.stdout + done.stderr
+    assert done.records[0]["id"] == hostile["id"]
+    assert done.records[0]["outputs"][0]["text"] == "a\x1b[2Jb\x07\x9bc\tend"
+
+
+def test_it_runs_inside_a_test_runner_too(program: Program, fake_model: Path) -> None:
+    from typer.testing import CliRunner
+
+    from minivllm_cli.app import app
+
+    runner = CliRunner()
+    done = runner.invoke(app, ["generate", str(fake_model), "--print-config", "--diff-defaults"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"model: {fake_model}\n")
+    done = runner.invoke(app, ["generate", str(fake_model), "-p", "x", "-i", "y"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: --prompt and --input exclude each other\n")
+
+
+def test_a_slow_reader_gets_every_byte(program: Program, fake_model: Path) -> None:
+    # Records larger than a pipe holds, into a pipe that was made non-blocking by its other user.
+    text = "x" * 200_000
+    source = program.write_lines("in", [{"prompt": "say a", "note": text} for _ in range(3)])
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    process = subprocess.Popen(
+        [*program.command, "generate", str(fake_model), "-i", str(source)],
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=subprocess.DEVNULL,
+        env=program.environ(),
+    )
+    os.close(writer)
+    time.sleep(1)
+    with open(reader, "rb") as file:
+        records = [parse_strictly(line.decode()) for line in file]
+    assert process.wait(60) == 0
+    assert [r["meta"]["note"] for r in records] == [text] * 3

@@ -18,7 +18,14 @@ def test_counts(text: object, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [(5, 5), ("2GiB", 2**31), ("5GB", 5 * 10**9), ("1.5 MiB", 3 * 2**19), ("512", 512), ("1k", 1000)],
+    [
+        (5, 5),
+        ("2GiB", 2**31),
+        ("5GB", 5 * 10**9),
+        ("1.5 MiB", 3 * 2**19),
+        ("512", 512),
+        ("1k", 1000),
+    ],
 )
 def test_sizes(text: object, number: int) -> None:
     assert parse_size(text) == number

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
 from demo_training.checks import Check, RecallChecks, ask_all, fixture_checks, score
 from demo_training.entries import Dictionary, load_entries
 from demo_training.evaluate import EngineAnswerer

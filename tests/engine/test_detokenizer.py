@@ -130,9 +130,7 @@ def test_a_think_tag_in_the_middle_of_an_answer_is_text() -> None:
 
 
 def test_reasoning_deltas_only_ever_grow() -> None:
-    detokenizer = IncrementalDetokenizer(
-        TOKENIZER, split_reasoning=True, in_reasoning=True
-    )
+    detokenizer = IncrementalDetokenizer(TOKENIZER, split_reasoning=True, in_reasoning=True)
     shown = ""
     for token_id in [*TOKENIZER.encode(" a \n b é \n"), END_THINK, *TOKENIZER.encode("x")]:
         detokenizer.push(token_id)

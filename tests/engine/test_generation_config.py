@@ -27,21 +27,22 @@ def test_h18_values_become_defaults_of_requests(tmp_path: Path) -> None:
         write(tmp_path, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, eos_token_id=[7, 8])
     )
     assert config.eos_token_ids == (7, 8)
-    params = SamplingParams(top_k=5).resolved(
-        SamplingOptions(top_p=0.5), config.sampling, seed=3
-    )
+    params = SamplingParams(top_k=5).resolved(SamplingOptions(top_p=0.5), config.sampling, seed=3)
     assert (params.temperature, params.top_k, params.top_p, params.seed) == (0.6, 5, 0.5, 3)
     assert params.min_p == 0
 
 
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
-    config = load_generation_config(write(tmp_path, do_sample=False, temperature=0.6, eos_token_id=1))
+    config = load_generation_config(
+        write(tmp_path, do_sample=False, temperature=0.6, eos_token_id=1)
+    )
     assert config.sampling.temperature == 0
     assert config.eos_token_ids == (1,)
 
 
 @pytest.mark.parametrize(
-    "content", [{"temperature": "warm"}, {"top_p": 7}, {"eos_token_id": "x"}, {"eos_token_id": [True]}]
+    "content",
+    [{"temperature": "warm"}, {"top_p": 7}, {"eos_token_id": "x"}, {"eos_token_id": [True]}],
 )
 def test_wrong_values_are_named(tmp_path: Path, content: dict) -> None:
     with pytest.raises(CheckpointError) as caught:

@@ -188,7 +188,9 @@ def test_e8_short_prompts_finish_before_the_last_long_one(tiny_model) -> None:
     assert max(order.index(r) for r in short) < max(order.index(r) for r in long)
 
 
-def test_e9_a_failing_step_costs_the_request_to_blame_only(llm, oracle, monkeypatch, caplog) -> None:
+def test_e9_a_failing_step_costs_the_request_to_blame_only(
+    llm, oracle, monkeypatch, caplog
+) -> None:
     prompts = [ids(80 + i, 10 + i) for i in range(4)]
     poison = prompts[2][0]
     run = llm._runner.run

@@ -41,9 +41,10 @@ def test_the_pools_stay_within_the_memory_they_are_given() -> None:
     for model in (DEMO, LARGE):
         for memory in ("300MiB", "1GiB", "4GiB"):
             result = plan(model, engine={"cpu_memory": memory})
-            assert result.pool_bytes <= EngineConfig.create(
-                engine={"cpu_memory": memory}
-            ).engine.cpu_memory
+            assert (
+                result.pool_bytes
+                <= EngineConfig.create(engine={"cpu_memory": memory}).engine.cpu_memory
+            )
             assert result.num_blocks * result.block_size >= result.max_model_len
 
 

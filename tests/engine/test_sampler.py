@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_h10_random_numbers_are_keyed_by_seed_index_and_position() -> None:
     assert random_uniform(-1, 0, 0) == random_uniform(2**64 - 1, 0, 0)
     steps = [random_uniform(7, 0, p) for p in range(4000)]
     mean = sum(steps) / len(steps)
-    lagged = sum((a - mean) * (b - mean) for a, b in zip(steps, steps[1:], strict=False))
+    lagged = sum((a - mean) * (b - mean) for a, b in pairwise(steps))
     assert abs(lagged / sum((a - mean) ** 2 for a in steps)) < 0.06
 
 

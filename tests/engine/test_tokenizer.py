@@ -28,7 +28,9 @@ def test_g11_ids_equal_those_of_the_raw_library_and_no_warning_is_printed() -> N
         "assert Tokenizer.from_dir(p).encode(t) == raw.encode(t, add_special_tokens=False).ids;"
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -105,7 +107,10 @@ def test_the_template_may_live_in_tokenizer_config(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     assert not Tokenizer.from_dir(tmp_path).has_chat_template
-    for template in ("T", [{"name": "tool", "template": "X"}, {"name": "default", "template": "T"}]):
+    for template in (
+        "T",
+        [{"name": "tool", "template": "X"}, {"name": "default", "template": "T"}],
+    ):
         settings = {"chat_template": template, "eos_token": {"content": "<|im_end|>"}}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         tokenizer = Tokenizer.from_dir(tmp_path)

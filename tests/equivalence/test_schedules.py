@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pytest
 from minivllm_engine import LLM, SamplingParams
 from support.oracle import Oracle, agrees
 
@@ -102,7 +101,13 @@ def test_a_thousand_schedules_of_the_tiny_model(tiny_model) -> None:
 def test_fifty_schedules_of_the_demo_model() -> None:
     with LLM("demo", engine={"max_num_seqs": 1}) as llm:
         tokenizer = llm.tokenizer
-    questions = ["Define aardvark.", "What does 'abacus' mean?", "meaning of harbor", "zebra", "Hi!"]
+    questions = [
+        "Define aardvark.",
+        "What does 'abacus' mean?",
+        "meaning of harbor",
+        "zebra",
+        "Hi!",
+    ]
     chats = [[{"role": "user", "content": text}] for text in questions]
     chats.append(
         [

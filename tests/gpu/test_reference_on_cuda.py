@@ -5,6 +5,7 @@ They are what kernels will be compared with, so they must be right where the ker
 
 import pytest
 import torch
+
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.config import EngineConfig

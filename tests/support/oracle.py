@@ -50,9 +50,13 @@ def agrees(output: CompletionOutput, oracle: OracleAnswer) -> bool:
         zip(output.token_ids, oracle.best[: len(output.token_ids)], strict=True)
     ):
         if token_id != oracle.ids[position]:
-            assert best[0] - best[1] < TIE, f"token {position}: {token_id} for {oracle.ids[position]}"
+            assert best[0] - best[1] < TIE, (
+                f"token {position}: {token_id} for {oracle.ids[position]}"
+            )
             return False
         if output.logprobs is not None:
             sampled = output.logprobs[position].sampled.logprob
-            assert abs(sampled - best[0]) < TOLERANCE, f"token {position}: logprob {sampled} {best[0]}"
+            assert abs(sampled - best[0]) < TOLERANCE, (
+                f"token {position}: logprob {sampled} {best[0]}"
+            )
     return True

@@ -145,8 +145,10 @@ def _check_summary(summary: Path | None, source: InputFile | None, target: Outpu
         raise CliError("--summary and --input are the same file")
     if target.path is not None and Path(os.path.realpath(summary)) == target.path:
         raise CliError("--summary and --output are the same file")
-    if summary.is_dir() or not summary.resolve().parent.is_dir():
-        raise CliError(f"cannot write {summary}: no such directory, or it is one")
+    if summary.is_dir():
+        raise CliError(f"cannot write {summary}: it is a directory")
+    if not summary.resolve().parent.is_dir():
+        raise CliError(f"cannot write {summary}: its directory does not exist")
 
 
 def _open_journal(batch: Batch, stack: ExitStack) -> Journal | None:

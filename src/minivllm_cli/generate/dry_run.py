@@ -100,8 +100,8 @@ def _memory(
         return engine_factory.longest_allowed(settings, model_path), verdict, error
     verdict = {
         "fits": True,
-        "verdict": f"fits: {plan.max_num_seqs} state slots and {plan.num_blocks:,} KV blocks of "
-        f"{plan.block_size} tokens, {format_size(plan.pool_bytes)} in all",
+        "verdict": f"fits: {plan.max_num_seqs} state slots, {plan.num_blocks:,} blocks of "
+        f"{plan.block_size} tokens, {format_size(plan.pool_bytes)}",
         "max_num_seqs": plan.max_num_seqs,
         "kv_blocks": plan.num_blocks,
         "pool_bytes": plan.pool_bytes,

@@ -15,6 +15,7 @@ from minivllm_cli.generate.strict_json import dump_line
 from minivllm_cli.problems import CliError, OutputFailed
 
 _VERSION = 1
+_HEADER_START = b'{"journal":'
 _FSYNC_SECONDS = 2.0
 _NOWHERE = -1
 
@@ -127,7 +128,7 @@ class Journal:
     def _read(self, parts: dict[str, str], force: bool) -> None:
         lines = _complete_lines(self.path)
         _, header = next(lines, (0, b""))
-        if header:
+        if header or not _may_be_torn_header(self.path):
             theirs = _header_parts(header, self.path)
         self._ours = True
         end = len(header)
@@ -224,6 +225,13 @@ def _complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if line.endswith(b"\n"):
                 yield offset, line
             offset += len(line)
+
+
+def _may_be_torn_header(path: Path) -> bool:
+    """Is a file without a whole line what a run leaves that was killed at once?"""
+    with open(path, "rb") as file:
+        start = file.read(len(_HEADER_START))
+    return _HEADER_START.startswith(start)
 
 
 def _header_parts(header: bytes, path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def report_bad_lines(
         text = f"{name}:{line.number}:{line.column}: {line.message} ({line.code})"
         hint = f"; {line.hint}" if line.hint else ""
         if all_of_them:
-            console.write_line(f"error: {text}{hint}")
+            console.error(Problem(text + hint))
         elif count <= _MOST_BAD_LINES:
             console.warn(text + hint)
 
@@ -67,7 +67,8 @@ def report_end(
     """The summary, advice and failures of a run that came to its end; its exit code."""
     if source is not None:
         blank = 0 if flags.limit is not None else source.count_blank_lines()
-        for line in render_summary(tally, scan.kinds, blank):
+        output = None if flags.output in (None, "-") else flags.output
+        for line in render_summary(tally, scan.kinds, blank, output):
             console.note(line)
         if advice:
             console.note(f"advice: {advice}")

@@ -4,11 +4,11 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from minivllm_cli.console import Results, claim_stdout
+from minivllm_cli.console import Results, claim_stdout, strip_controls
 from minivllm_cli.generate.flags import GenerateFlags, Order
 from minivllm_cli.generate.journal import Journal
 from minivllm_cli.generate.output_target import OutputTarget
@@ -120,7 +120,9 @@ class FileSink:
 
     def stop(self) -> None:
         """The journal stays, for the next run."""
-        self._journal.sync()
+        # A full disk was reported already, and what is in the file does not depend on this.
+        with suppress(OSError):
+            self._journal.sync()
         self._journal.close()
 
     def finish(self) -> None:
@@ -176,12 +178,15 @@ def open_sink(
         CliError: the device cannot be opened.
         OutputClosed: stdout was closed before we started.
     """
-    render = _renderer(flags)
+    render = _renderer(flags, str)
     in_order = flags.order is not Order.COMPLETION
     if journal is not None:
         return FileSink(target, journal, render, indices, in_order=in_order)
     if target.path is None:
-        return StreamSink(claim_stdout().write, render, in_order=in_order)
+        results = claim_stdout()
+        if results.is_terminal:
+            render = _renderer(flags, strip_controls)
+        return StreamSink(results.write, render, in_order=in_order)
     try:
         file = open(target.path, "wb", buffering=0)  # noqa: SIM115  (closed by the stack)
     except OSError as error:
@@ -190,11 +195,11 @@ def open_sink(
     return StreamSink(Results(file, str(target.path)).write, render, in_order=in_order)
 
 
-def _renderer(flags: GenerateFlags) -> Render:
+def _renderer(flags: GenerateFlags, clean: Callable[[str], str]) -> Render:
     if not flags.writes_text:
         return dump_line
     separator = flags.separator_bytes
-    return lambda record: b"".join(encode_text(t) + separator for t in record_texts(record))
+    return lambda record: b"".join(encode_text(clean(t)) + separator for t in record_texts(record))
 
 
 def _sync_directory(path: Path) -> None:

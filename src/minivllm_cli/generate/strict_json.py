@@ -2,10 +2,11 @@
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
-# Legal inside a JSON string, yet line ends to many readers.
-_LINE_ENDS = {"\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\u0085"}
+# Legal inside a JSON string, yet line ends to many readers, or commands to a terminal.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 class BadJson(Exception):
@@ -44,12 +45,10 @@ def parse_object(text: str) -> dict[str, Any]:
 def dump_line(value: Any) -> bytes:
     """`value` as one line of UTF-8 JSON with its newline.
 
-    Lone surrogates become U+FFFD. No character in it ends a line but the last.
+    Lone surrogates become U+FFFD. No character in it ends a line but the last, and none is a control.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for char, escape in _LINE_ENDS.items():
-        if char in text:
-            text = text.replace(char, escape)
+    text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return encode_text(text) + b"\n"
 
 

@@ -7,8 +7,10 @@ from minivllm_cli.generate.tally import Tally
 _MANY_CUT = 0.05
 
 
-def render_summary(tally: Tally, kinds: dict[str, int], num_blank: int) -> list[str]:
-    """Lines of two columns. `kinds` counts the input's lines."""
+def render_summary(
+    tally: Tally, kinds: dict[str, int], num_blank: int, output: str | None
+) -> list[str]:
+    """Lines of two columns. `kinds` counts the input's lines; `output` is the file written."""
     document = tally.summary()
     tokens, seconds, rates = document["tokens"], document["seconds"], document["tok_s"]
     rows = [
@@ -34,6 +36,8 @@ def render_summary(tally: Tally, kinds: dict[str, int], num_blank: int) -> list[
                 f"preempted {stats.num_preemptions}",
             )
         )
+    if output is not None:
+        rows.append(("output", output))
     limits = document["limited_by"]
     if limits:
         text = " · ".join(f"{name} {share:.0%} of steps" for name, share in limits.items())

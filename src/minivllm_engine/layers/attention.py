@@ -3,12 +3,11 @@
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from minivllm_engine.layers.linear import linear
 from minivllm_engine.layers.norm import rms_norm
 from minivllm_engine.layers.rotary import apply_rotary
-from minivllm_engine.layers.rows import pad_rows
 from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.ops.attention.reference import paged_attention
@@ -17,7 +16,7 @@ from minivllm_engine.ops.attention.reference import paged_attention
 class GatedAttention(nn.Module):
     """One attention layer. H query heads, G key/value heads, d the head's size.
 
-    All projections of the input are one matrix with the rows [query | key | gate | value], so that
+    All projections of the input are one matrix with the columns [query | key | gate | value], so that
     queries and keys, which are normed and rotated alike, lie side by side.
     """
 
@@ -26,25 +25,25 @@ class GatedAttention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
         hidden = config.hidden_size
-        rows = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        width = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
-        self.in_proj = parameter(rows, hidden)
-        self.o_proj = parameter(hidden, self.num_heads * self.head_dim)
-        self.in_bias = parameter(rows) if config.attention_bias else None
+        self.in_proj = parameter(hidden, width)
+        self.o_proj = parameter(self.num_heads * self.head_dim, hidden)
+        self.in_bias = parameter(width) if config.attention_bias else None
         self.o_bias = parameter(hidden) if config.attention_bias else None
         self.q_norm, self.k_norm = parameter(self.head_dim), parameter(self.head_dim)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Views in the checkpoint's layout, in which q_proj holds [query | gate] for each head."""
         views: dict[str, torch.Tensor] = {
-            "o_proj.weight": self.o_proj,
+            "o_proj.weight": self.o_proj.t(),
             "q_norm.weight": self.q_norm,
             "k_norm.weight": self.k_norm,
         }
-        sources = [("weight", self.in_proj)]
+        sources = [("weight", self.in_proj.t())]
         if self.in_bias is not None and self.o_bias is not None:
             views["o_proj.bias"] = self.o_bias
             sources.append(("bias", self.in_bias))
@@ -66,14 +65,14 @@ class GatedAttention(nn.Module):
         """Write the step's keys and values into the cache, then attend.
 
         Args:
-            x: [num_rows, hidden_size].
+            x: [num_tokens, hidden_size].
             keys, values: [num_blocks, block_size, G, d], the cache of this layer.
             plan: of this step.
         """
         num_rotated = self.num_heads + self.num_kv_heads
-        projected = F.linear(x, self.in_proj, self.in_bias)[: plan.num_tokens]
+        projected = linear(x, self.in_proj, self.in_bias)
         query_key, gate, value = torch.split(
-            projected.view(plan.num_tokens, -1, self.head_dim),
+            projected.view(x.shape[0], -1, self.head_dim),
             [num_rotated, self.num_heads, self.num_kv_heads],
             dim=1,
         )
@@ -82,8 +81,8 @@ class GatedAttention(nn.Module):
         keys.flatten(0, 1).index_copy_(0, plan.kv_slots, key)
         values.flatten(0, 1).index_copy_(0, plan.kv_slots, value)
         attended = paged_attention(query, keys, values, plan.attention)
-        gated = attended.flatten(1) * torch.sigmoid(gate.flatten(1))
-        return F.linear(pad_rows(gated), self.o_proj, self.o_bias)
+        gated = attended.mul_(torch.sigmoid(gate)).flatten(1)
+        return linear(gated, self.o_proj, self.o_bias)
 
     @cached_property
     def _scale(self) -> torch.Tensor:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minivllm_engine.layers.linear import linear
 from minivllm_engine.layers.norm import GatedRMSNorm
-from minivllm_engine.layers.rows import pad_rows
 from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.ops.causal_conv.reference import causal_conv_prefill, causal_conv_step
@@ -17,7 +17,7 @@ from minivllm_engine.ops.gated_delta.reference import chunk_gated_delta_rule, ga
 class GatedDeltaNet(nn.Module):
     """One DeltaNet layer. H key heads of size K, HV value heads of size V, W taps of convolution.
 
-    All projections of the input are one matrix with the rows [q | k | v | z | b | a]. What decides the
+    All projections of the input are one matrix with the columns [q | k | v | z | b | a]. What decides the
     decay (A_log, dt_bias) and the norm's weight are fp32 whatever the model's dtype.
     """
 
@@ -34,18 +34,19 @@ class GatedDeltaNet(nn.Module):
         def parameter(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
-        self.in_proj = parameter(self.conv_dim + self.value_dim + 2 * heads, hidden)
+        self.in_proj = parameter(hidden, self.conv_dim + self.value_dim + 2 * heads)
         self.conv = parameter(config.linear_conv_kernel_dim, self.conv_dim)
         self.A_log = parameter(heads, dtype=torch.float32)
         self.dt_bias = parameter(heads, dtype=torch.float32)
         self.norm = GatedRMSNorm(
             config.linear_value_head_dim, eps=config.rms_norm_eps, device=device
         )
-        self.out_proj = parameter(hidden, self.value_dim)
+        self.out_proj = parameter(self.value_dim, hidden)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         heads = self.num_value_heads
-        qkv, z, b, a = torch.split(self.in_proj, [self.conv_dim, self.value_dim, heads, heads])
+        sizes = [self.conv_dim, self.value_dim, heads, heads]
+        qkv, z, b, a = torch.split(self.in_proj.t(), sizes)
         return {
             "in_proj_qkv.weight": qkv,
             "in_proj_z.weight": z,
@@ -55,7 +56,7 @@ class GatedDeltaNet(nn.Module):
             "A_log": self.A_log,
             "dt_bias": self.dt_bias,
             "norm.weight": self.norm.weight,
-            "out_proj.weight": self.out_proj,
+            "out_proj.weight": self.out_proj.t(),
         }
 
     def forward(
@@ -64,17 +65,18 @@ class GatedDeltaNet(nn.Module):
         """Advance the states of the step's sequences in the pools, and read them.
 
         Args:
-            x: [num_rows, hidden_size].
+            x: [num_tokens, hidden_size].
             conv_pool: [num_slots, conv_dim, W - 1] of this layer.
             state_pool: [num_slots, HV, V, K] of this layer.
             plan: of this step.
         """
         heads = self.num_value_heads
-        projected = F.linear(x, self.in_proj)[: plan.num_tokens]
         sizes = [self.conv_dim, self.value_dim, heads, heads]
-        raw, z, b, a = torch.split(projected, sizes, dim=-1)
+        raw, z, b, a = torch.split(linear(x, self.in_proj), sizes, dim=-1)
         beta = torch.sigmoid(b)
-        g = self._negative_a * F.softplus(a.float() + self.dt_bias)
+        # In fp64 because the last bit of an fp32 softplus depends on where in a batch the number stands.
+        negative_a, dt_bias = self._gate
+        g = negative_a * F.softplus(a.double() + dt_bias)
         if plan.fresh_slots is not None:
             conv_pool.index_fill_(0, plan.fresh_slots, 0)
             state_pool.index_fill_(0, plan.fresh_slots, 0)
@@ -98,11 +100,12 @@ class GatedDeltaNet(nn.Module):
             )
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         normed = self.norm(out, z.reshape(out.shape)).flatten(1)
-        return F.linear(pad_rows(normed), self.out_proj)
+        return linear(normed, self.out_proj)
 
     @cached_property
-    def _negative_a(self) -> torch.Tensor:
-        return -self.A_log.exp()
+    def _gate(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """-A and dt_bias, in fp64."""
+        return -self.A_log.double().exp(), self.dt_bias.double()
 
     def _heads(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sizes = [self.key_dim, self.key_dim, self.value_dim]

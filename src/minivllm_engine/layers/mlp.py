@@ -4,27 +4,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minivllm_engine.layers.linear import linear
 from minivllm_engine.model_config import ModelConfig
 
 
 class MLP(nn.Module):
-    """down(silu(gate x) * up x), gate and up in one matrix."""
+    """down(silu(gate x) * up x). Weights are [in, out], gate and up in one matrix."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         hidden, wide = config.hidden_size, config.intermediate_size
-        self.gate_up = nn.Parameter(
-            torch.empty(2 * wide, hidden, dtype=dtype, device=device), requires_grad=False
-        )
-        self.down = nn.Parameter(
-            torch.empty(hidden, wide, dtype=dtype, device=device), requires_grad=False
-        )
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.gate_up = parameter(hidden, 2 * wide)
+        self.down = parameter(wide, hidden)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
-        gate, up = self.gate_up.chunk(2)
-        return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down}
+        gate, up = self.gate_up.t().chunk(2)
+        return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down.t()}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden_size]."""
-        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down)
+        """x: [num_tokens, hidden_size]."""
+        gate, up = linear(x, self.gate_up).chunk(2, dim=-1)
+        return linear(F.silu(gate).mul_(up), self.down)

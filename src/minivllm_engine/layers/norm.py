@@ -9,13 +9,13 @@ from torch import nn
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end."""
-    return (x * _inverse_rms(x, eps) * scale).to(x.dtype)
+    return x.mul(_inverse_rms(x, eps)).mul_(scale).to(x.dtype)
 
 
 def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """[..., 1] fp32."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    return torch.rsqrt(norm * norm / x.shape[-1] + eps)
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 class RMSNorm(nn.Module):
@@ -52,5 +52,5 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x, gate: [..., size]."""
-        normed = (x * _inverse_rms(x, self.eps)).to(x.dtype)
-        return (normed * self.weight * F.silu(gate.float())).to(x.dtype)
+        normed = x.mul(_inverse_rms(x, self.eps)).to(x.dtype)
+        return F.silu(gate.float()).mul_(self.weight).mul_(normed).to(x.dtype)

@@ -25,14 +25,12 @@ class StepPlan:
     """Shared by the layers of one step. Decodes come first, prefill chunks after them.
 
     Attributes:
-        num_tokens: rows of the batch; where layers get more, the rest is padding.
         cos, sin: [num_tokens, 1, rotary_dim / 2].
         kv_slots: [num_tokens], where keys and values are written.
         fresh_slots: slots whose sequence begins here: their state is zero, whatever they hold.
         decode, prefill: None where there is nothing of the kind.
     """
 
-    num_tokens: int
     num_decodes: int
     cos: torch.Tensor
     sin: torch.Tensor
@@ -52,7 +50,7 @@ class StepPlan:
         block_size: int,
         dtype: torch.dtype,
     ) -> "StepPlan":
-        num_tokens, cut = batch.token_ids.shape[0], batch.num_decodes
+        cut = batch.num_decodes
         cos, sin = rotary_cos_sin(batch.positions, frequencies, config.rope.attention_factor, dtype)
         fresh = [i for i, start in enumerate(batch.starts) if start == 0]
         lengths = batch.lengths[cut:]
@@ -67,7 +65,6 @@ class StepPlan:
             block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
         )
         return cls(
-            num_tokens=num_tokens,
             num_decodes=cut,
             cos=cos,
             sin=sin,

@@ -7,10 +7,10 @@ from torch import nn
 from minivllm_engine.cache_pool import CachePool
 from minivllm_engine.layers.attention import GatedAttention
 from minivllm_engine.layers.gated_deltanet import GatedDeltaNet
+from minivllm_engine.layers.linear import output_head
 from minivllm_engine.layers.mlp import MLP
 from minivllm_engine.layers.norm import RMSNorm
 from minivllm_engine.layers.rotary import inverse_frequencies
-from minivllm_engine.layers.rows import pad_rows
 from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
@@ -50,13 +50,13 @@ class DecoderLayer(nn.Module):
         }
 
     def forward(self, x: torch.Tensor, pool: CachePool, plan: StepPlan) -> torch.Tensor:
-        """x: [num_rows, hidden_size]."""
+        """x: [num_tokens, hidden_size]."""
         if isinstance(self.mixer, GatedAttention):
             cache = pool.keys[self.rank], pool.values[self.rank]
         else:
             cache = pool.conv[self.rank], pool.recurrent[self.rank]
-        x = x + self.mixer(self.input_norm(x), *cache, plan)
-        out: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        x = self.mixer(self.input_norm(x), *cache, plan).add_(x)
+        out: torch.Tensor = self.mlp(self.mlp_norm(x)).add_(x)
         return out
 
 
@@ -121,8 +121,7 @@ class MiniQwenForCausalLM(nn.Module):
         plan = StepPlan.build(
             batch, self.config, self.frequencies, block_size=pool.block_size, dtype=self.dtype
         )
-        x = pad_rows(F.embedding(batch.token_ids, self.embedding))
+        x = F.embedding(batch.token_ids, self.embedding)
         for layer in self.layers:
             x = layer(x, pool, plan)
-        wanted = pad_rows(x.index_select(0, batch.logits_rows))
-        return F.linear(self.norm(wanted), self.head)[: batch.logits_rows.shape[0]]
+        return output_head(self.norm(x.index_select(0, batch.logits_rows)), self.head)

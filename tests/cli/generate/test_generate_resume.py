@@ -230,15 +230,25 @@ def test_a_second_run_on_the_same_output_is_refused(
     assert len(read_records(program.home / "out.jsonl")) == 10
 
 
+@pytest.mark.parametrize("notes", ["my notes\n", "my notes", '{"journal": 7}\n', "[]\n"])
 def test_a_file_that_is_no_journal_is_left_alone(
-    program: Program, fake_model: Path, source: Path
+    program: Program, fake_model: Path, source: Path, notes: str
 ) -> None:
     partial = program.home / "out.jsonl.partial"
-    partial.write_text("my notes\n")
+    partial.write_text(notes)
     done = program.run(*_args(fake_model, source))
     assert done.code == 2
     assert "is not a journal of minivllm" in done.err
-    assert partial.read_text() == "my notes\n"
+    assert partial.read_text() == notes
+
+
+@pytest.mark.parametrize("torn", ["", '{"jour', '{"journal":1,"fingerprint":"sha'])
+def test_a_torn_header_is_a_run_that_did_nothing(
+    program: Program, fake_model: Path, source: Path, torn: str
+) -> None:
+    (program.home / "out.jsonl.partial").write_text(torn)
+    assert program.run(*_args(fake_model, source)).code == 0
+    assert len(read_records(program.home / "out.jsonl")) == 10
 
 
 def test_a_run_that_fails_before_its_first_record_leaves_no_journal(

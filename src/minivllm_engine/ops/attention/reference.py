@@ -106,7 +106,8 @@ def _group(batch: ModelInput, seqs: list[int], num_queries: int, shape: KVShape)
         skipped = max(0, first - max(batch.starts[i] for i in seqs[:count]))
         positions = torch.arange(first, last, device=device)
         inside = torch.minimum(positions, (starts + lengths)[:count] - 1)
-        slots = tables[:count].gather(1, inside // size) * size + inside % size
+        which = torch.minimum(positions // size, (starts + lengths - 1)[:count] // size)
+        slots = (tables[:count].gather(1, which) - which) * size + inside
         rows = slots.unsqueeze(1) * shape.num_kv_heads + heads
         hidden = positions > (starts + own)[:count, skipped:].unsqueeze(-1)
         key_ranges.append(_KeyRange(count, skipped, rows, hidden.unsqueeze(1).unsqueeze(1)))

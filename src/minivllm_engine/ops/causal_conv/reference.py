@@ -93,8 +93,8 @@ def causal_conv_step(
     history = pool.index_select(0, slots)
     wide, weight = history.float(), weight.float()
     total = x * weight[-1]
-    for tap in range(pool.shape[2]):
-        total.addcmul_(wide[..., tap], weight[tap])
+    for column, tap in zip(wide.unbind(-1), weight, strict=False):
+        total.addcmul_(column, tap)
     moved = torch.empty_like(history)
     # One copy for all: shifted by one over the flattened channels, the oldest input of a channel lands
     # where the newest of the one before it belongs, and is overwritten.

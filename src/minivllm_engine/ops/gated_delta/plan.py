@@ -17,31 +17,17 @@ class Part:
     """Sequences whose next tokens are laid out as `shape` (sequences, chunks, steps of a chunk).
 
     Attributes:
-        seqs: [shape[0]], which sequences.
+        continues: the one sequence is that of the part before, so its state is at hand in fp32.
+        slots: [shape[0]], of the sequences.
         tokens: [num_tokens], rows of the packed batch.
         places: [num_tokens], where in the flattened layout each of them goes; the rest is padding.
     """
 
     shape: tuple[int, int, int]
-    seqs: torch.Tensor
+    continues: bool
+    slots: torch.Tensor
     tokens: torch.Tensor
     places: torch.Tensor
-
-    @classmethod
-    def build(cls, members: list[tuple[int, int, int]], size: int, device: torch.device) -> "Part":
-        """members: (sequence, first row, length), in chunks of `size` steps."""
-        num_chunks = -(-max(length for _, _, length in members) // size)
-        tokens = [torch.arange(row, row + length) for _, row, length in members]
-        places = [
-            torch.arange(i * num_chunks * size, i * num_chunks * size + length)
-            for i, (_, _, length) in enumerate(members)
-        ]
-        return cls(
-            (len(members), num_chunks, size),
-            torch.tensor([seq for seq, _, _ in members], device=device),
-            torch.cat(tokens).to(device),
-            torch.cat(places).to(device),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +38,11 @@ class ChunkPlan:
     go together, each padded to a power of two that depends on its own length only.
     """
 
-    slots: torch.Tensor
     parts: tuple[Part, ...]
 
     @classmethod
     def build(cls, slots: torch.Tensor, lengths: tuple[int, ...]) -> "ChunkPlan":
+        """slots: [num_seqs], no two alike; lengths: tokens of each, in the order of the rows."""
         parts = []
         short: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         row = 0
@@ -67,15 +53,34 @@ class ChunkPlan:
             else:
                 for done in range(0, length, _MAX_STEPS):
                     some = (seq, row + done, min(length - done, _MAX_STEPS))
-                    parts.append(Part.build([some], CHUNK, slots.device))
+                    parts.append(_part([some], CHUNK, slots, continues=done > 0))
             row += length
         for size, members in short.items():
             batch = _MAX_STEPS // size
             parts += [
-                Part.build(members[first : first + batch], size, slots.device)
+                _part(members[first : first + batch], size, slots, continues=False)
                 for first in range(0, len(members), batch)
             ]
-        return cls(slots, tuple(parts))
+        return cls(tuple(parts))
+
+
+def _part(
+    members: list[tuple[int, int, int]], size: int, slots: torch.Tensor, *, continues: bool
+) -> Part:
+    """members: (sequence, first row, length), in chunks of `size` steps."""
+    num_chunks = -(-max(length for _, _, length in members) // size)
+    tokens = [torch.arange(row, row + length) for _, row, length in members]
+    places = [
+        torch.arange(i * num_chunks * size, i * num_chunks * size + length)
+        for i, (_, _, length) in enumerate(members)
+    ]
+    return Part(
+        (len(members), num_chunks, size),
+        continues,
+        slots[[seq for seq, _, _ in members]],
+        torch.cat(tokens).to(slots.device),
+        torch.cat(places).to(slots.device),
+    )
 
 
 @dataclass(frozen=True, slots=True)

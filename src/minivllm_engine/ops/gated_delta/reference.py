@@ -42,17 +42,17 @@ def chunk_gated_delta_rule(
         o [num_tokens, HV, V] in v's dtype.
     """
     out = v.new_empty(v.shape)
-    states = pool.index_select(0, plan.slots).float()
     for part in plan.parts:
         laid_out = []
         for x in (q, k, v, g, beta):
             rows = x.new_zeros(math.prod(part.shape), *x.shape[1:], dtype=torch.float32)
             rows.index_copy_(0, part.places, x.index_select(0, part.tokens).float())
             laid_out.append(rows.view(*part.shape, *x.shape[1:]))
-        o, state = _chunks(*laid_out, state=states.index_select(0, part.seqs))
-        states.index_copy_(0, part.seqs, state)
+        if not part.continues:
+            state = pool.index_select(0, part.slots).float()
+        o, state = _chunks(*laid_out, state=state)
+        pool.index_copy_(0, part.slots, state.to(pool.dtype))
         out.index_copy_(0, part.tokens, o.flatten(0, 2).index_select(0, part.places).to(v.dtype))
-    pool.index_copy_(0, plan.slots, states.to(pool.dtype))
     return out
 
 
@@ -95,7 +95,7 @@ def _chunks(
     decay_in = g.exp().unsqueeze(-1)  # since the chunk began
     decay_out = (g[..., -1:] - g).exp_().unsqueeze(-1)  # until it ends
     products = (both @ keys.mT).view(num_seqs, num_chunks, heads, 2, 1, size, size)
-    system = products[:, :, :, 0] * decay * beta
+    system = (products[:, :, :, 0] * decay).mul_(beta)
     within = decay.mul_(products[:, :, :, 1])
 
     state = state.view(num_seqs, heads, group * value_dim, key_dim)
@@ -103,7 +103,7 @@ def _chunks(
     for n in range(num_chunks):
         read = (both[:, n] @ state.mT).view(num_seqs, heads, 2, size, group, value_dim)
         state_k, state_q = read.movedim(4, 3).unbind(2)
-        sources = (v[:, n] - decay_in[:, n] * state_k) * beta[:, n]
+        sources = torch.addcmul(v[:, n], decay_in[:, n], state_k, value=-1).mul_(beta[:, n])
         delta = torch.linalg.solve_triangular(
             system[:, n], sources, upper=False, unitriangular=True
         )
@@ -170,9 +170,11 @@ def _step(
     both = _l2norm(torch.stack((k, q), dim=2).float())  # [N, H, 2, K]
     keys, queries = both[:, :, 0], both[:, :, 1]
     kq = (keys * queries).sum(-1).view(num_seqs, heads, 1, 1)
-    decay = g.float().exp().view(*by_key_head, 1)
+    # In fp64 because the last bit of an fp32 exp depends on where in a batch the number stands.
+    decay = g.double().exp().float().view(*by_key_head, 1)
     state_k, state_q = _read(states, both).view(num_seqs, heads, 2, -1, value_dim).unbind(2)
-    delta = v.float().reshape(*by_key_head, value_dim) - decay * state_k
+    values = v.float().reshape(*by_key_head, value_dim)
+    delta = torch.addcmul(values, decay, state_k, value=-1)
     delta *= beta.float().reshape(*by_key_head, 1)
     out = (decay * state_q).addcmul_(delta, kq).mul_(key_dim**-0.5)
     _write(states, decay.view(num_seqs, value_heads, 1, 1), delta.flatten(2), keys)
@@ -184,15 +186,10 @@ def _read(states: list[torch.Tensor], vectors: torch.Tensor) -> torch.Tensor:
     heads, key_dim = vectors.shape[1], vectors.shape[3]
     value_width = states[0][0].numel() // (heads * key_dim)
     out = vectors.new_empty(*vectors.shape[:3], value_width)
-    first = 0
-    for state in states:
-        last = first + state.shape[0]
-        torch.bmm(
-            vectors[first:last].flatten(0, 1),
-            state.view(-1, value_width, key_dim).mT,
-            out=out[first:last].flatten(0, 1),
-        )
-        first = last
+    sizes = [state.shape[0] * heads for state in states]
+    parts = torch.split(vectors.flatten(0, 1), sizes), torch.split(out.flatten(0, 1), sizes)
+    for state, some, result in zip(states, *parts, strict=True):
+        torch.bmm(some, state.view(-1, value_width, key_dim).mT, out=result)
     return out
 
 
@@ -200,16 +197,14 @@ def _write(
     states: list[torch.Tensor], decay: torch.Tensor, delta: torch.Tensor, keys: torch.Tensor
 ) -> None:
     """S <- decay S + d k^T in place; decay [N, HV, 1, 1], delta [N, H, HV / H * V], keys [N, H, K]."""
-    delta, keys = delta.unsqueeze(-1), keys.unsqueeze(-2)
-    first = 0
-    for state in states:
-        last = first + state.shape[0]
-        state.mul_(decay[first:last])
-        outer = state.view(last - first, delta.shape[1], delta.shape[2], keys.shape[3])
-        outer.addcmul_(delta[first:last], keys[first:last])
-        first = last
+    sizes = [state.shape[0] for state in states]
+    by_key_head = (-1, *delta.shape[1:], keys.shape[-1])
+    parts = (torch.split(x, sizes) for x in (decay, delta.unsqueeze(-1), keys.unsqueeze(-2)))
+    for state, a, d, k in zip(states, *parts, strict=True):
+        state.mul_(a)
+        state.view(by_key_head).addcmul_(d, k)
 
 
 def _l2norm(x: torch.Tensor) -> torch.Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * torch.rsqrt(norm * norm + _NORM_EPS)
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * norm.mul_(norm).add_(_NORM_EPS).rsqrt_()

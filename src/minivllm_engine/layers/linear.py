@@ -1,0 +1,34 @@
+"""Matrix products whose rows do not depend on how many other rows there are.
+
+Libraries compute products of few rows with other code, and other roundings, than those of many. A
+sequence would then get other logits in a batch than alone.
+"""
+
+import torch
+import torch.nn.functional as F
+
+# Measured with MKL: from this many rows on, the bits of a row stay the same (for a weight stored as
+# [in, out] with up to 448 inputs at any number of rows, beyond that up to 128 rows).
+_MIN_ROWS = 2
+_MIN_ROWS_TRANSPOSED = 16
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight + bias.
+
+    Args:
+        x: [num_rows, in].
+        weight: [in, out]: up to a third faster for few rows than the [out, in] of checkpoints.
+        bias: [out].
+    """
+    return F.linear(_padded(x, _MIN_ROWS), weight.t(), bias)[: x.shape[0]]
+
+
+def output_head(x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """Logits: x [num_rows, hidden] times an embedding [vocab, hidden], which its lookup wants so."""
+    return F.linear(_padded(x, _MIN_ROWS_TRANSPOSED), embedding)[: x.shape[0]]
+
+
+def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    missing = num_rows - x.shape[0]
+    return F.pad(x, (0, 0, 0, missing)) if missing > 0 else x
