@@ -46,7 +46,7 @@ class ChatEncoder:
     """Renders conversations as the chat template does (a test holds the two together)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = lru_cache(maxsize=200_000)(lambda text: tokenizer.encode(text).ids)
+        self.text = lru_cache(maxsize=200_000)(lambda text: tokenizer.encode(text).ids)
 
     def __call__(self, conversation: Conversation) -> Document:
         if conversation.raw:
@@ -57,32 +57,32 @@ class ChatEncoder:
         last = len(conversation.turns) - 1
         for i, turn in enumerate(conversation.turns):
             self._add(document, self._message("user", turn.user))
-            self._add(document, [shape.IM_START, *self._encode("assistant\n")])
+            self._add(document, [shape.IM_START, *self.text("assistant\n")])
             thinking = conversation.thinking if i == last else None
             if thinking is False:
-                gap = self._encode("\n\n")
+                gap = self.text("\n\n")
                 self._add(document, [shape.THINK, *gap, shape.END_THINK, *gap])
             elif thinking:
-                self._add(document, [shape.THINK, *self._encode("\n")])
-                thought = [*self._encode(turn.thought + "\n"), shape.END_THINK]
-                self._add(document, [*thought, *self._encode("\n\n")], 1)
-            first, *rest = self._encode(turn.answer)
+                self._add(document, [shape.THINK, *self.text("\n")])
+                thought = [*self.text(turn.thought + "\n"), shape.END_THINK]
+                self._add(document, [*thought, *self.text("\n\n")], 1)
+            first, *rest = self.text(turn.answer)
             self._add(document, [first], max(turn.weight, turn.first_weight))
             self._add(document, [*rest, shape.IM_END], turn.weight)
-            self._add(document, self._encode("\n"))
+            self._add(document, self.text("\n"))
         return document
 
     def _raw(self, conversation: Conversation) -> Document:
         turn = conversation.turns[0]
         document = Document([], [])
-        self._add(document, self._encode(turn.user))
-        answer = [*self._encode("\n"), *self._encode(turn.answer), shape.END_OF_TEXT]
+        self._add(document, self.text(turn.user))
+        answer = [*self.text("\n"), *self.text(turn.answer), shape.END_OF_TEXT]
         self._add(document, answer, turn.weight)
         return document
 
     def _message(self, role: str, content: str) -> list[int]:
-        head = [shape.IM_START, *self._encode(role + "\n")]
-        return [*head, *self._encode(content), shape.IM_END, *self._encode("\n")]
+        head = [shape.IM_START, *self.text(role + "\n")]
+        return [*head, *self.text(content), shape.IM_END, *self.text("\n")]
 
     @staticmethod
     def _add(document: Document, tokens: list[int], weight: int = 0) -> None:

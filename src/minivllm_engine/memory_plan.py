@@ -98,7 +98,9 @@ def plan_memory(model: ModelConfig, config: EngineConfig, ram: int) -> MemoryPla
         dtype=dtype,
         state_dtype=state_dtype,
         max_num_seqs=num_seqs,
-        max_model_len=_fit_length(config, longest, num_blocks),
+        max_model_len=_fit_length(
+            config, longest, num_blocks, smallest=(num_seqs + 1) * per_slot + 2 * per_block
+        ),
         max_num_batched_tokens=options.max_num_batched_tokens or DEFAULT_CPU_TOKEN_BUDGET,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -144,8 +146,11 @@ def _too_many(what: str, asked: int, fitting: int, per_slot: int, budget: int) -
     )
 
 
-def _fit_length(config: EngineConfig, longest: int, num_blocks: int) -> int:
-    """The longest sequence that the KV blocks can hold, at most `longest`."""
+def _fit_length(config: EngineConfig, longest: int, num_blocks: int, *, smallest: int) -> int:
+    """The longest sequence that the KV blocks can hold, at most `longest`.
+
+    `smallest` is the memory with which the pools would hold one block beside the sinks.
+    """
     holds = num_blocks * config.cache.block_size
     if holds >= longest:
         return longest
@@ -156,7 +161,7 @@ def _fit_length(config: EngineConfig, longest: int, num_blocks: int) -> int:
             why=f"a block holds {config.cache.block_size} tokens",
             hint=f"--set engine.max_model_len={holds}"
             if holds >= 2
-            else "give the pools more with --set engine.cpu_memory=SIZE",
+            else f"--set engine.cpu_memory={-(-smallest // 2**20)}MiB",
         )
     logger.warning(
         "engine.max_model_len lowered from %d to %d: the KV pool has %d blocks of %d tokens",

@@ -16,7 +16,7 @@ def _config(change: Callable[[dict[str, object]], object]) -> Callable[[Path], N
     def breaks(model: Path) -> None:
         path = model / "config.json"
         document = json.loads(path.read_text())
-        change(document)
+        change(document.get("text_config", document))
         path.write_text(json.dumps(document))
 
     return breaks

@@ -77,6 +77,7 @@ def test_nothing_is_said_when_everything_fits(caplog) -> None:
         (LARGE, {"max_num_seqs": 5000}, {}),
         (LARGE, {"cpu_memory": "1GiB", "max_num_seqs": 100}, {}),
         (LARGE, {"cpu_memory": "10MiB"}, {}),
+        (LARGE, {"cpu_memory": "40MiB", "max_num_seqs": 1}, {"block_size": 512}),
         (DEMO, {"max_model_len": 4000}, {"num_blocks": 3}),
         (DEMO, {"cpu_memory": "2MiB", "max_model_len": 4000}, {}),
         (LARGE, {"cpu_memory": "1GiB", "max_model_len": 200_000, "max_num_seqs": 4}, {}),
