@@ -10,6 +10,8 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 @pytest.fixture(scope="session", autouse=True)
 def _repeatable() -> None:
     torch.manual_seed(0)
+    # At these sizes threads cost more than they give, and on a busy machine far more.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

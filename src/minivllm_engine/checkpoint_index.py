@@ -4,7 +4,7 @@ import difflib
 import json
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SINGLE, _SHARDED = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NEEDED = "A model is a directory with config.json, *.safetensors and tokenizer.json."
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
@@ -45,9 +46,13 @@ def resolve_model(model: str | Path) -> Path:
             f"{path} is a file, not a model directory", hint="Give the directory that holds it."
         )
     if is_empty:
-        raise CheckpointError(f"model directory {path} is empty")
+        raise CheckpointError(f"model directory {path} is empty", hint=_NEEDED)
     if not (path / "config.json").is_file():
-        raise CheckpointError(f"model directory {path} has no config.json")
+        found = Counter(file.suffix or file.name for file in path.iterdir())
+        counts = ", ".join(f"{count} *{kind}" for kind, count in found.most_common(4))
+        raise CheckpointError(
+            f"model directory {path} has no config.json (found: {counts})", hint=_NEEDED
+        )
     _weight_files(path)
     return path
 
@@ -138,7 +143,7 @@ class CheckpointIndex:
             hint=self._hint(config, missing, misshapen),
         )
 
-    def _hint(self, config: ModelConfig, missing: list[str], misshapen: list[str]) -> str | None:
+    def _hint(self, config: ModelConfig, missing: list[str], misshapen: list[str]) -> str:
         if any(
             name.endswith("conv1d.weight") and self.entries[name].shape[2:] == (1,)
             for name in misshapen
@@ -152,7 +157,7 @@ class CheckpointIndex:
         if EMBEDDING in misshapen and self.entries[EMBEDDING].shape[1:] == (config.hidden_size,):
             rows = self.entries[EMBEDDING].shape[0]
             return f"The embedding has {rows} rows, vocab_size is {config.vocab_size}."
-        return None
+        return "Use the config.json that came with these weights, or copy the weights again."
 
     def is_tied(self, config: ModelConfig) -> bool:
         """Whether the output head is the embedding, once `check` has passed.
@@ -205,10 +210,17 @@ def _shards(file: Path) -> list[Path]:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
         shards = [file.parent / name for name in names]
+        leaving = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"{file} is not an index of safetensors", hint='It needs an object "weight_map".'
         ) from None
+    if leaving:
+        raise CheckpointError(
+            f"{file} names a shard outside its directory",
+            why=leaving[0],
+            hint="Only files inside the model directory are read.",
+        )
     absent = [shard.name for shard in shards if not shard.is_file()]
     if absent:
         raise CheckpointError(

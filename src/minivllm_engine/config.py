@@ -21,7 +21,9 @@ def _not_a_bool(value: object) -> object:
 def _strings(value: object) -> object:
     if isinstance(value, str):
         return (value,)
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise ValueError("not a string or a list of strings")
+    return tuple(value)
 
 
 def _dtype_name(value: object) -> object:
@@ -33,6 +35,12 @@ ByteSize = Annotated[int, BeforeValidator(parse_size)]
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
 Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
 Integer = Annotated[int, BeforeValidator(_not_a_bool)]
+
+
+def message(error: Mapping[str, Any]) -> str:
+    """The text of one of pydantic's errors."""
+    text: str = error["msg"]
+    return text.removeprefix("Value error, ")
 
 
 class _Section(BaseModel):
@@ -89,9 +97,12 @@ class EngineConfig(_Section):
         Raises:
             ConfigError: an unknown section or key, or a value of the wrong type or out of range.
         """
+        for name, values in sections.items():
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"{name}: not a mapping of keys to values", why=f"got {values!r}")
         try:
             return cls.model_validate({name: dict(values) for name, values in sections.items()})
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
-            raise ConfigError(f"{path}: {first['msg']}", why=f"got {first['input']!r}") from None
+            raise ConfigError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from minivllm_engine.config import SamplingOptions
+from minivllm_engine.config import SamplingOptions, message
 from minivllm_engine.errors import CheckpointError
 
 _KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -69,6 +69,6 @@ def load_generation_config(model_path: Path) -> GenerationConfig:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
-            f"{path}: {key}: {first['msg']}", why=f"got {first['input']!r}"
+            f"{path}: {key}: {message(first)}", why=f"got {first['input']!r}"
         ) from None
     return GenerationConfig(sampling, id_tuple(raw.get("eos_token_id"), path))

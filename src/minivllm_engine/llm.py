@@ -12,14 +12,11 @@ import torch
 
 from minivllm_engine.answer import Answer
 from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.errors import BackendUnavailable, ConfigError, EngineError, RequestError
-from minivllm_engine.generation_config import load_generation_config
-from minivllm_engine.memory_plan import MemoryPlan, physical_memory, plan_memory
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.errors import ConfigError, EngineError, RequestError
 from minivllm_engine.model_runner import ModelRunner, Progress
+from minivllm_engine.prepare import PreparedModel, prepare
 from minivllm_engine.prompt import Prompt, read_prompt
 from minivllm_engine.request import (
     FinishReason,
@@ -33,7 +30,6 @@ from minivllm_engine.request import (
 from minivllm_engine.sampler import Sampled, SamplingRow, sample
 from minivllm_engine.scheduler import ScheduledBatch, Scheduler
 from minivllm_engine.stats import EngineStats
-from minivllm_engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +47,7 @@ class LLM:
     """A model with its engine. Not thread-safe; one thread calls everything.
 
     Args:
-        model: a directory that holds a checkpoint, or "demo".
+        model: a directory that holds a checkpoint, or "demo"; or what `prepare` made of one.
         engine, cache, sampling: the sections of the YAML config, as mappings.
         config: all sections at once, instead of them.
         progress: called as (phase, done, total) while the model loads.
@@ -63,7 +59,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = "demo",
+        model: str | Path | PreparedModel = "demo",
         *,
         engine: Mapping[str, Any] | None = None,
         cache: Mapping[str, Any] | None = None,
@@ -73,32 +69,27 @@ class LLM:
     ) -> None:
         sections = {"engine": engine, "cache": cache, "sampling": sampling}
         given = {name: values for name, values in sections.items() if values is not None}
-        if config is not None and given:
-            raise ConfigError(f"config and {', '.join(given)} exclude each other")
-        config = config or EngineConfig.create(**given)
-        if config.engine.device == "cuda":
-            raise BackendUnavailable(
-                "no usable CUDA device",
-                why=f"minivllm {_version()} runs on the CPU only",
-                hint="--device cpu",
-            )
-        self.model_path = resolve_model(model)
-        self.model_config = ModelConfig.from_dir(self.model_path)
-        index = CheckpointIndex.open(self.model_path)
-        index.check(self.model_config)
-        self.tokenizer = Tokenizer.from_dir(self.model_path)
-        self.generation_config = load_generation_config(self.model_path)
-        self._plan = plan_memory(self.model_config, config, physical_memory())
-        self.config = _resolve(config, self._plan)
-        self.stop_token_ids = frozenset(
-            (
-                *self.model_config.eos_token_ids,
-                *self.generation_config.eos_token_ids,
-                *self.tokenizer.eos_ids,
-            )
-        )
+        if isinstance(model, PreparedModel):
+            if given or config is not None:
+                raise ConfigError("a prepared model has its config already")
+            prepared = model
+        else:
+            if given and config is not None:
+                raise ConfigError(f"config and {', '.join(given)} exclude each other")
+            prepared = prepare(model, config or EngineConfig.create(**given))
+        self.model_path = prepared.path
+        self.model_config = prepared.model_config
+        self.tokenizer = prepared.tokenizer
+        self.generation_config = prepared.generation_config
+        self.config = prepared.config
+        self.stop_token_ids = prepared.end_ids
+        self._plan = prepared.plan
         self._runner: ModelRunner | None = ModelRunner(
-            index, self.model_config, self._plan, device=torch.device("cpu"), progress=progress
+            prepared.index,
+            self.model_config,
+            self._plan,
+            device=torch.device("cpu"),
+            progress=progress,
         )
         self._scheduler = Scheduler(
             BlockManager(self._plan.num_blocks, self._plan.block_size),
@@ -162,7 +153,7 @@ class LLM:
             params: for all prompts, or one a prompt.
         """
         many: list[Any] = list(prompts) if _is_batch(prompts) else [prompts]
-        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+        each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * len(many)
         if len(each) != len(many):
             raise ConfigError(f"{len(many)} prompts but {len(each)} sampling params")
         results: dict[str, RequestOutput] = {}
@@ -208,6 +199,11 @@ class LLM:
     ) -> str:
         self._open_runner()
         request_id = self._new_id(request_id)
+        if not isinstance(params, SamplingParams | None):
+            raise RequestError(
+                f"params: {type(params).__name__} is no SamplingParams",
+                hint="SamplingParams(max_tokens=...)",
+            )
         if request_id in self._answers:
             raise RequestError(f"request id {request_id!r} is in use")
         self._num_added += 1
@@ -436,24 +432,3 @@ def _refused(request_id: str, error: RequestError) -> RequestOutput:
         finished=True,
         error=error,
     )
-
-
-def _resolve(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
-    engine = config.engine.model_copy(
-        update={
-            "device": "cpu",
-            "max_num_seqs": plan.max_num_seqs,
-            "max_model_len": plan.max_model_len,
-            "max_num_batched_tokens": plan.max_num_batched_tokens,
-            "dtype": plan.dtype,
-            "state_dtype": plan.state_dtype,
-        }
-    )
-    cache = config.cache.model_copy(update={"num_blocks": plan.num_blocks})
-    return config.model_copy(update={"engine": engine, "cache": cache})
-
-
-def _version() -> str:
-    from minivllm_engine import __version__
-
-    return __version__

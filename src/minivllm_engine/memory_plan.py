@@ -24,11 +24,13 @@ class MemoryPlan:
     Attributes:
         dtype, state_dtype: "fp32", "bf16" or "fp16"; of weights, KV and conv states; of recurrent states.
         slot_bytes: conv and recurrent state of one sequence, all DeltaNet layers.
+        memory: bytes that all pools together may take.
         block_bytes: K and V of `block_size` tokens, all attention layers.
     """
 
     dtype: str
     state_dtype: str
+    memory: int
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
@@ -94,9 +96,10 @@ def plan_memory(model: ModelConfig, config: EngineConfig, ram: int) -> MemoryPla
         useful = num_seqs * -(-longest // block_size)
         left = budget - (num_seqs + 1) * per_slot
         num_blocks = min(useful, left // per_block - 1) if per_block else useful
-    plan = MemoryPlan(
+    return MemoryPlan(
         dtype=dtype,
         state_dtype=state_dtype,
+        memory=budget,
         max_num_seqs=num_seqs,
         max_model_len=_fit_length(
             config, longest, num_blocks, smallest=(num_seqs + 1) * per_slot + 2 * per_block
@@ -107,7 +110,6 @@ def plan_memory(model: ModelConfig, config: EngineConfig, ram: int) -> MemoryPla
         slot_bytes=per_slot,
         block_bytes=per_block,
     )
-    return plan
 
 
 def _fit_slots(config: EngineConfig, per_slot: int, per_block: int, budget: int) -> int:

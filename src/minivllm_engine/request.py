@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from minivllm_engine.config import Integer, Number, SamplingOptions, Strings
+from minivllm_engine.config import Integer, Number, SamplingOptions, Strings, message
 from minivllm_engine.errors import EngineError, RequestError
 
 MAX_LOGPROBS = 100
@@ -25,6 +25,12 @@ class FinishReason(StrEnum):
 
 def _id_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def _seed(value: int) -> int:
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"not between -2^63 and 2^64 - 1 ({2**64 - 1})")
+    return value
 
 
 def _bias_keys(value: object) -> object:
@@ -72,7 +78,7 @@ class SamplingParams(BaseModel):
     ] = Field(default_factory=dict)
     max_tokens: Annotated[Integer, Field(ge=1)] | None = None
     min_tokens: Annotated[Integer, Field(ge=0)] | None = None
-    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[Integer, AfterValidator(_seed)] | None = None
     n: Annotated[Integer, Field(ge=1, le=1024)] = 1
     stop: Strings | None = None
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_id_tuple)] = ()
@@ -91,7 +97,7 @@ class SamplingParams(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"][:1])
-            raise RequestError(f"{path}: {first['msg']}", why=f"got {first['input']!r}") from None
+            raise RequestError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None
 
     def resolved(self, *layers: SamplingOptions, seed: int) -> "ResolvedSampling":
         """Every None replaced: by the first of `layers` that has a value, else by the built-in default."""

@@ -60,10 +60,22 @@ def read_header(file: Path) -> list[TensorEntry]:
     header.pop("__metadata__", None)
     data_begin = 8 + length
     entries = [_entry(file, name, fields, data_begin) for name, fields in header.items()]
-    expected = max((entry.end for entry in entries), default=data_begin)
-    if size < expected:
-        raise _truncated(file, f"it has {size:,} bytes, its header asks for {expected:,}")
+    _check_coverage(file, entries, data_begin, size)
     return entries
+
+
+def _check_coverage(file: Path, entries: list[TensorEntry], data_begin: int, size: int) -> None:
+    """Tensors must cover the data once and whole: the format allows no holes and no overlaps."""
+    at = data_begin
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != at:
+            kind = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
+            raise _no_safetensors(file, f"tensor {entry.name!r} {kind}")
+        at = entry.end
+    if size < at:
+        raise _truncated(file, f"it has {size:,} bytes, its header asks for {at:,}")
+    if size > at:
+        raise _no_safetensors(file, f"{size - at:,} bytes follow its last tensor")
 
 
 def _check_length(file: Path, size: int, length: int) -> None:

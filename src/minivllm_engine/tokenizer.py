@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import tokenizers
 
 from minivllm_engine.errors import CheckpointError, RequestError
@@ -65,7 +66,10 @@ class Tokenizer:
         backend.no_padding()
         settings_path = model_path / "tokenizer_config.json"
         settings = read_json_object(settings_path) if settings_path.exists() else {}
-        return cls(backend, settings, _read_chat_template(model_path, settings))
+        template = _read_chat_template(model_path, settings)
+        if template is not None:
+            _check_template(template, model_path)
+        return cls(backend, settings, template)
 
     @property
     def has_chat_template(self) -> bool:
@@ -75,6 +79,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens that have an id. The model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id that encoding can give."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`. Special tokens written in it become their ids; nothing is added.
@@ -176,6 +185,28 @@ class Tokenizer:
         others = [b for b in range(256) if b not in set(printable)]
         table = {chr(b): b for b in printable}
         return table | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _check_template(template: str, model_path: Path) -> None:
+    if not template.strip():
+        raise CheckpointError(
+            f"the chat template of {model_path} is empty",
+            hint="remove chat_template.jinja, or copy it again from where the model came from",
+        )
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except jinja2.TemplateSyntaxError:
+        # transformers knows statements that plain Jinja does not; it has the last word.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            _compile_jinja_template(template)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(
+                f"the chat template of {model_path} is not valid Jinja",
+                why=str(error),
+                hint="copy chat_template.jinja again from where the model came from",
+            ) from None
 
 
 def _token_content(value: object) -> str:

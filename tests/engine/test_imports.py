@@ -27,6 +27,7 @@ ORDER = [
     "checkpoint_index",
     "memory_plan",
     "tokenizer",
+    "prepare",
     "detokenizer",
     "prompt",
     "answer",

@@ -6,7 +6,14 @@ import math
 import pytest
 import torch
 
-from minivllm_engine import LLM, ConfigError, EngineError, RequestError, SamplingParams
+from minivllm_engine import (
+    LLM,
+    ConfigError,
+    EngineConfig,
+    EngineError,
+    RequestError,
+    SamplingParams,
+)
 from minivllm_engine.request import FinishReason
 from support.oracle import Oracle, agrees
 
@@ -485,6 +492,28 @@ def test_wrong_use_is_told(tiny_model, llm) -> None:
     closed.close()
     with pytest.raises(EngineError, match="closed"):
         closed.generate([[1]], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model": None}, "neither a directory"),
+        ({"model": ""}, "neither a directory"),
+        ({"model": 5}, "neither a directory"),
+        ({"cache": "x"}, "cache: not a mapping"),
+        ({"engine": {"max_num_sqs": 1}}, "engine.max_num_sqs"),
+        ({"engine": {}, "config": EngineConfig()}, "exclude each other"),
+    ],
+)
+def test_odd_arguments_are_named(arguments, text) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(**arguments)
+    assert text in str(caught.value)
+
+
+def test_params_of_another_type_are_an_error_of_the_request(llm) -> None:
+    out = llm.generate([[1]], {"max_tokens": 2})[0]
+    assert "dict is no SamplingParams" in out.error.what
 
 
 def test_one_prompt_need_not_be_in_a_list(llm) -> None:

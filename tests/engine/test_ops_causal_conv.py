@@ -34,14 +34,14 @@ def test_packed_chunks_with_history(num_taps: int, chunks: tuple[int, ...]) -> N
     whole = [torch.randn(sum(chunks) + 1, CHANNELS) for _ in range(3)]
     slots = torch.tensor([4, 0, 2])
     pool = torch.full((5, CHANNELS, num_taps - 1), NAN)
-    pool[slots] = 0
     done, outputs = [0, 0, 0], [[], [], []]
     for step in (*chunks, 1):
         lengths = (step, step, 1 if done[2] == 0 else step)
         lengths = tuple(min(n, len(whole[0]) - d) for n, d in zip(lengths, done, strict=True))
         alive = [i for i in range(3) if lengths[i]]
         x = torch.cat([whole[i][done[i] : done[i] + lengths[i]] for i in alive])
-        plan = ConvPlan.build(slots[alive], tuple(lengths[i] for i in alive), num_taps)
+        starts, some = (tuple(x[i] for i in alive) for x in (done, lengths))
+        plan = ConvPlan.build(slots[alive], starts, some, num_taps)
         out = causal_conv_prefill(x, pool, weight, plan)
         for i, part in zip(alive, out.split([lengths[i] for i in alive]), strict=True):
             outputs[i].append(part)
@@ -71,7 +71,7 @@ def test_sums_are_taken_in_fp32_and_rounded_once() -> None:
     weight = torch.randn(4, CHANNELS).bfloat16()
     x = torch.randn(7, CHANNELS).bfloat16()
     pool = torch.zeros(1, CHANNELS, 3, dtype=torch.bfloat16)
-    plan = ConvPlan.build(torch.tensor([0]), (7,), 4)
+    plan = ConvPlan.build(torch.tensor([0]), (0,), (7,), 4)
     out = causal_conv_prefill(x, pool, weight, plan)
     sums = F.conv1d(
         F.pad(x.float().t(), (3, 0)).unsqueeze(0), weight.float().t().unsqueeze(1), groups=CHANNELS

@@ -56,11 +56,31 @@ def test_chunked_equals_the_definition(length: int, shape) -> None:
     pool[1] = torch.randn(pool.shape[1:])
     expected, final, _ = definition(inputs, pool[1])
     q, k, v, g, beta = inputs
-    plan = ChunkPlan.build(torch.tensor([1]), (length,))
+    plan = ChunkPlan.build(torch.tensor([1]), (1,), (length,))
     out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6)
     torch.testing.assert_close(pool[1].double(), final, rtol=0, atol=2e-6)
     assert pool[[0, 2]].isnan().all()
+
+
+def test_a_sequence_that_begins_has_state_zero_whatever_its_slot_holds() -> None:
+    """Beginning and continuing sequences of all sizes in one batch, over slots full of NaN."""
+    shape = SHAPES["ratio_2"]
+    lengths, starts = (3, 20, 64, 65, 1100, 20), (0, 0, 7, 0, 0, 1)
+    inputs = random_inputs(sum(lengths), shape)
+    pool = state_pool(6, shape)
+    initial = torch.zeros_like(pool)
+    for i, start in enumerate(starts):
+        if start:
+            pool[i] = initial[i] = torch.randn(pool.shape[1:])
+    q, k, v, g, beta = inputs
+    plan = ChunkPlan.build(torch.arange(6), starts, lengths)
+    out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
+    parts = zip(*(x.split(lengths) for x in inputs), strict=True)
+    for i, (o, part) in enumerate(zip(out.split(lengths), parts, strict=True)):
+        expected, final, _ = definition(part, initial[i])
+        torch.testing.assert_close(o.double(), expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(pool[i].double(), final, rtol=0, atol=2e-6)
 
 
 def test_decay_comes_before_the_prediction() -> None:
@@ -68,7 +88,7 @@ def test_decay_comes_before_the_prediction() -> None:
     pool = torch.ones(1, 1, 1, 1)
     one = torch.ones(1, 1, 1)
     g, beta = torch.full((1, 1), -1.0), torch.full((1, 1), 0.5)
-    plan = SlotPlan.build(torch.tensor([0]))
+    plan = SlotPlan.build(torch.tensor([0]), (1,))
     out = gated_delta_step(one, one, 3 * one, g=g, beta=beta, pool=pool, plan=plan)
     decayed = torch.tensor(-1.0).exp()
     expected = decayed + 0.5 * (3 - decayed)
@@ -87,7 +107,7 @@ def test_e2_final_state_is_right_for_every_length_to_200() -> None:
     slots = torch.randperm(202)[:200]
     pool[slots] = state
     q, k, v, g, beta = (torch.cat([x[:n] for n in lengths]) for x in inputs)
-    plan = ChunkPlan.build(slots, lengths)
+    plan = ChunkPlan.build(slots, (1,) * 200, lengths)
     out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     for n, slot, o in zip(lengths, slots, out.split(lengths), strict=True):
         torch.testing.assert_close(pool[slot].double(), states[n], rtol=0, atol=2e-6)
@@ -105,7 +125,7 @@ def test_e2_final_state_near_65535_for_every_remainder() -> None:
     q, k, v, g, beta = inputs
     for n in (lengths[0], 65_472 + 32, 65_535, 65_536, 65_537, longest):
         pool = state.repeat(1, 1, 1, 1)
-        plan = ChunkPlan.build(torch.tensor([0]), (n,))
+        plan = ChunkPlan.build(torch.tensor([0]), (1,), (n,))
         out = chunk_gated_delta_rule(
             q[:n], k[:n], v[:n], g=g[:n], beta=beta[:n], pool=pool, plan=plan
         )
@@ -113,14 +133,14 @@ def test_e2_final_state_near_65535_for_every_remainder() -> None:
         torch.testing.assert_close(out[-200:].double(), expected[n - 200 : n], rtol=0, atol=2e-6)
     begin = 65_472
     pool = state.repeat(1, 1, 1, 1)
-    plan = ChunkPlan.build(torch.tensor([0]), (begin,))
+    plan = ChunkPlan.build(torch.tensor([0]), (1,), (begin,))
     chunk_gated_delta_rule(
         q[:begin], k[:begin], v[:begin], g=g[:begin], beta=beta[:begin], pool=pool, plan=plan
     )
     for n in lengths:
         one = pool.clone()
         rows = slice(begin, n)
-        plan = ChunkPlan.build(torch.tensor([0]), (n - begin,))
+        plan = ChunkPlan.build(torch.tensor([0]), (1,), (n - begin,))
         chunk_gated_delta_rule(
             q[rows], k[rows], v[rows], g=g[rows], beta=beta[rows], pool=one, plan=plan
         )
@@ -140,7 +160,7 @@ def test_steps_equal_the_definition(shape, order: str) -> None:
     initial = torch.randn(5, *pool.shape[1:])
     pool[slots] = initial
     sequences = [random_inputs(70, shape, seed=i) for i in range(5)]
-    plan = SlotPlan.build(torch.tensor(slots))
+    plan = SlotPlan.build(torch.tensor(slots), (1,) * 5)
     steps = []
     for t in range(70):
         q, k, v, g, beta = (torch.stack([s[i][t] for s in sequences]) for i in range(5))
@@ -160,7 +180,7 @@ def test_512_steps_stay_with_the_definition() -> None:
     inputs = [x.bfloat16() if i < 3 else x for i, x in enumerate(random_inputs(512, shape))]
     pool = torch.zeros(1, *state_pool(1, shape).shape[1:])
     expected, final, _ = definition(inputs, pool[0])
-    plan = SlotPlan.build(torch.tensor([0]))
+    plan = SlotPlan.build(torch.tensor([0]), (1,))
     q, k, v, g, beta = inputs
     for t in range(512):
         rows = slice(t, t + 1)
@@ -176,7 +196,7 @@ def test_a_bf16_state_is_rounded_once_a_step() -> None:
     shape = SHAPES["ratio_2"]
     q, k, v, g, beta = random_inputs(6, shape)
     exact = torch.randn(8, *state_pool(1, shape).shape[1:]).bfloat16().float()
-    pool, plan = exact.bfloat16(), SlotPlan.build(torch.tensor([7, 1, 2, 5, 0, 3]))
+    pool, plan = exact.bfloat16(), SlotPlan.build(torch.tensor([7, 1, 2, 5, 0, 3]), (1,) * 6)
     out = gated_delta_step(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     assert torch.equal(out, gated_delta_step(q, k, v, g=g, beta=beta, pool=exact, plan=plan))
     assert torch.equal(pool, exact.bfloat16())
@@ -189,7 +209,7 @@ def test_e9_scratch_does_not_grow_with_the_prompt() -> None:
     for length in (4_000, 20_000):
         q, k, v, g, beta = random_inputs(length, shape)
         pool = torch.zeros(1, *state_pool(1, shape).shape[1:])
-        plan = ChunkPlan.build(torch.tensor([0]), (length,))
+        plan = ChunkPlan.build(torch.tensor([0]), (1,), (length,))
         with LargestTensor() as watch:
             chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
         largest.append(max(watch.numel, v.numel()))
@@ -211,12 +231,16 @@ def test_a_sequence_of_nan_does_not_reach_the_others(form: str) -> None:
         q, k, v, g, beta = inputs
         slots = torch.tensor([3, 2, 1])
         if form == "chunks":
-            plan = ChunkPlan.build(slots, (10, 10, 10))
+            plan = ChunkPlan.build(slots, (1, 1, 1), (10, 10, 10))
             out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
         else:
             three = [x[[5, 15, 25]] for x in inputs]
             out = gated_delta_step(
-                *three[:3], g=three[3], beta=three[4], pool=pool, plan=SlotPlan.build(slots)
+                *three[:3],
+                g=three[3],
+                beta=three[4],
+                pool=pool,
+                plan=SlotPlan.build(slots, (1, 1, 1)),
             ).repeat_interleave(10, dim=0)
         results.append((out[[*range(10), *range(20, 30)]], pool[[3, 1, 0]]))
         assert out[10:20].isnan().any() == bad

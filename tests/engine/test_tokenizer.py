@@ -136,6 +136,25 @@ def test_broken_tokenizer_files_are_named(tmp_path: Path) -> None:
         Tokenizer.from_dir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("template", "text"), [("{% for", "not valid Jinja"), ("  \n", "empty"), ("{{ x", "not valid")]
+)
+def test_a_broken_template_is_found_before_any_request(tmp_path: Path, template, text) -> None:
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.from_dir(tmp_path)
+    assert text in caught.value.what
+
+
+def test_a_template_with_a_statement_of_transformers_is_valid(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    template = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "hi"
+
+
 def test_a_stored_truncation_is_ignored(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     raw = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -77,12 +77,12 @@ class GatedDeltaNet(nn.Module):
         # In fp64 because the last bit of an fp32 softplus depends on where in a batch the number stands.
         negative_a, dt_bias = self._gate
         g = negative_a * F.softplus(a.double() + dt_bias)
-        if plan.fresh_slots is not None:
-            conv_pool.index_fill_(0, plan.fresh_slots, 0)
-            state_pool.index_fill_(0, plan.fresh_slots, 0)
         cut = plan.num_decodes
         outputs = []
         if plan.decode is not None:
+            if plan.decode.fresh is not None:
+                conv_pool.index_fill_(0, plan.decode.fresh, 0)
+                state_pool.index_fill_(0, plan.decode.fresh, 0)
             convolved = causal_conv_step(raw[:cut], conv_pool, plan.decode.slots, self.conv)
             q, k, v = self._heads(convolved)
             outputs.append(

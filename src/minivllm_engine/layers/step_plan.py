@@ -27,7 +27,6 @@ class StepPlan:
     Attributes:
         cos, sin: [num_tokens, 1, rotary_dim / 2].
         kv_slots: [num_tokens], where keys and values are written.
-        fresh_slots: slots whose sequence begins here: their state is zero, whatever they hold.
         decode, prefill: None where there is nothing of the kind.
     """
 
@@ -36,7 +35,6 @@ class StepPlan:
     sin: torch.Tensor
     kv_slots: torch.Tensor
     attention: AttentionPlan
-    fresh_slots: torch.Tensor | None
     decode: SlotPlan | None
     prefill: PrefillPlan | None
 
@@ -52,25 +50,20 @@ class StepPlan:
     ) -> "StepPlan":
         cut = batch.num_decodes
         cos, sin = rotary_cos_sin(batch.positions, frequencies, config.rope.attention_factor, dtype)
-        fresh = [i for i, start in enumerate(batch.starts) if start == 0]
-        lengths = batch.lengths[cut:]
-        device = batch.slots.device
-        prefill = None
-        if lengths:
-            prefill = PrefillPlan(
-                ConvPlan.build(batch.slots[cut:], lengths, config.linear_conv_kernel_dim),
-                ChunkPlan.build(batch.slots[cut:], lengths),
-            )
         shape = KVShape(
             block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
         )
+        prefill = None
+        if cut < len(batch.lengths):
+            chunks = batch.slots[cut:], batch.starts[cut:], batch.lengths[cut:]
+            conv = ConvPlan.build(*chunks, config.linear_conv_kernel_dim)
+            prefill = PrefillPlan(conv, ChunkPlan.build(*chunks))
         return cls(
             num_decodes=cut,
             cos=cos,
             sin=sin,
             kv_slots=batch.kv_slots,
             attention=AttentionPlan.build(batch, shape),
-            fresh_slots=batch.slots[torch.tensor(fresh, device=device)] if fresh else None,
-            decode=SlotPlan.build(batch.slots[:cut]) if cut else None,
+            decode=SlotPlan.build(batch.slots[:cut], batch.starts[:cut]) if cut else None,
             prefill=prefill,
         )

@@ -17,6 +17,7 @@ class ConvPlan:
 
     Attributes:
         slots: [num_seqs], no two alike.
+        fresh: which of the sequences begin here, so that their history is zero.
         num_rows: rows of that buffer.
         history: [num_seqs * (W - 1)], the rows of the sequences' histories.
         tokens: [num_tokens].
@@ -25,6 +26,7 @@ class ConvPlan:
     """
 
     slots: torch.Tensor
+    fresh: torch.Tensor
     num_rows: int
     history: torch.Tensor
     tokens: torch.Tensor
@@ -32,7 +34,21 @@ class ConvPlan:
     tails: torch.Tensor
 
     @classmethod
-    def build(cls, slots: torch.Tensor, lengths: tuple[int, ...], num_taps: int) -> "ConvPlan":
+    def build(
+        cls,
+        slots: torch.Tensor,
+        starts: tuple[int, ...],
+        lengths: tuple[int, ...],
+        num_taps: int,
+    ) -> "ConvPlan":
+        """Plan the next tokens of some sequences.
+
+        Args:
+            slots: [num_seqs], no two alike.
+            starts: tokens of each sequence that came before. 0 means that its history is zero.
+            lengths: tokens of each, in the order of the rows.
+            num_taps: W.
+        """
         carried = num_taps - 1
         history, tokens, tails = [], [], []
         row = 0
@@ -45,7 +61,16 @@ class ConvPlan:
         history_rows, token_rows, tail_rows = (
             torch.cat(rows).to(slots.device) for rows in (history, tokens, tails)
         )
-        return cls(slots, row, history_rows, token_rows, token_rows - carried, tail_rows)
+        fresh = torch.tensor([i for i, start in enumerate(starts) if start == 0], dtype=torch.long)
+        return cls(
+            slots,
+            fresh.to(slots.device),
+            row,
+            history_rows,
+            token_rows,
+            token_rows - carried,
+            tail_rows,
+        )
 
 
 def causal_conv_prefill(
@@ -55,7 +80,7 @@ def causal_conv_prefill(
 
     Args:
         x: [num_tokens, D], raw inputs.
-        pool: [num_slots, D, W - 1], zeros for a sequence that begins here.
+        pool: [num_slots, D, W - 1].
         weight: [W, D].
         plan: made for these sequences.
 
@@ -64,7 +89,7 @@ def causal_conv_prefill(
     """
     num_taps, channels = weight.shape
     rows = x.new_empty(plan.num_rows, channels)
-    history = pool.index_select(0, plan.slots).transpose(1, 2)
+    history = pool.index_select(0, plan.slots).index_fill_(0, plan.fresh, 0).transpose(1, 2)
     rows.index_copy_(0, plan.history, history.reshape(-1, channels))
     rows.index_copy_(0, plan.tokens, x)
     wide, weight = rows.float(), weight.float()

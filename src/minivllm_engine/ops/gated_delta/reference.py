@@ -42,13 +42,16 @@ def chunk_gated_delta_rule(
         o [num_tokens, HV, V] in v's dtype.
     """
     out = v.new_empty(v.shape)
+    state: torch.Tensor | None = None
     for part in plan.parts:
         laid_out = []
         for x in (q, k, v, g, beta):
             rows = x.new_zeros(math.prod(part.shape), *x.shape[1:], dtype=torch.float32)
             rows.index_copy_(0, part.places, x.index_select(0, part.tokens).float())
             laid_out.append(rows.view(*part.shape, *x.shape[1:]))
-        if not part.continues:
+        if part.begin == "empty":
+            state = None
+        elif part.begin == "slot":
             state = pool.index_select(0, part.slots).float()
         o, state = _chunks(*laid_out, state=state)
         pool.index_copy_(0, part.slots, state.to(pool.dtype))
@@ -63,7 +66,7 @@ def _chunks(
     g: torch.Tensor,
     beta: torch.Tensor,
     *,
-    state: torch.Tensor,
+    state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """B sequences of N chunks of C steps each.
 
@@ -71,50 +74,65 @@ def _chunks(
     (I + strict_lower(beta k k^T . D)) d = beta (v - exp(G) S k). Then o = exp(G) S q + (q k^T . D) d,
     and the state becomes exp(G_C) S + (exp(G_C - G) d) k^T.
 
-    Args: q, k [B, N, C, H, K]; v [B, N, C, HV, V]; g, beta [B, N, C, HV]; state [B, HV, V, K].
-    Returns: o [B, N, C, HV, V] and the final state.
+    Args:
+        q, k: [B, N, C, H, K]. v: [B, N, C, HV, V]. g, beta: [B, N, C, HV].
+        state: [B, HV, V, K], or None where it is zero.
+
+    Returns:
+        o [B, N, C, HV, V] and the final state.
     """
     num_seqs, num_chunks, size, heads, key_dim = k.shape
     value_heads, value_dim = v.shape[3:]
     group = value_heads // heads
-
-    def by_key_head(x: torch.Tensor) -> torch.Tensor:
-        """[B, N, C, HV, ...] -> [B, N, H, HV / H, C, ...]."""
-        x = x.view(num_seqs, num_chunks, size, heads, group, -1)
-        return x.permute(0, 1, 3, 4, 2, 5)
-
     # Keys and queries one below the other, [B, N, H, 2 C, K]: what is multiplied with the one is
     # multiplied with the other.
     both = _l2norm(torch.stack((k, q), dim=2)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
     keys = both[..., :size, :]
-    v, beta = by_key_head(v), by_key_head(beta)
-    g = by_key_head(g).squeeze(-1).cumsum(-1)
-
-    future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
-    decay_in = g.exp().unsqueeze(-1)  # since the chunk began
-    decay_out = (g[..., -1:] - g).exp_().unsqueeze(-1)  # until it ends
+    v, beta, g = (_by_key_head(x, heads) for x in (v, beta, g))
+    decay, decay_in, decay_out = _decays(g.squeeze(-1))
     products = (both @ keys.mT).view(num_seqs, num_chunks, heads, 2, 1, size, size)
     system = (products[:, :, :, 0] * decay).mul_(beta)
     within = decay.mul_(products[:, :, :, 1])
 
-    state = state.view(num_seqs, heads, group * value_dim, key_dim)
+    def solve(n: int, target: torch.Tensor) -> torch.Tensor:
+        solution: torch.Tensor = torch.linalg.solve_triangular(
+            system[:, n], target * beta[:, n], upper=False, unitriangular=True
+        )
+        return solution
+
+    def written(n: int, delta: torch.Tensor) -> torch.Tensor:
+        return (delta * decay_out[:, n]).transpose(3, 4).flatten(2, 3) @ keys[:, n]
+
     out = v.new_empty(num_seqs, num_chunks, heads, group, size, value_dim)
     for n in range(num_chunks):
+        if state is None:
+            delta = solve(n, v[:, n])
+            torch.matmul(within[:, n], delta, out=out[:, n])
+            state = written(n, delta)
+            continue
+        state = state.view(num_seqs, heads, group * value_dim, key_dim)
         read = (both[:, n] @ state.mT).view(num_seqs, heads, 2, size, group, value_dim)
         state_k, state_q = read.movedim(4, 3).unbind(2)
-        sources = torch.addcmul(v[:, n], decay_in[:, n], state_k, value=-1).mul_(beta[:, n])
-        delta = torch.linalg.solve_triangular(
-            system[:, n], sources, upper=False, unitriangular=True
-        )
+        delta = solve(n, torch.addcmul(v[:, n], decay_in[:, n], state_k, value=-1))
         torch.addcmul(within[:, n] @ delta, decay_in[:, n], state_q, out=out[:, n])
-        written = (delta * decay_out[:, n]).transpose(3, 4).flatten(2, 3) @ keys[:, n]
         chunk_decay = decay_in[:, n, :, :, -1:].expand(-1, -1, -1, value_dim, 1)
-        state = written.addcmul_(state, chunk_decay.reshape(num_seqs, heads, -1, 1))
-    out *= key_dim**-0.5
-    return out.permute(0, 1, 4, 2, 3, 5).flatten(3, 4), state.view(
-        num_seqs, value_heads, value_dim, key_dim
-    )
+        state = written(n, delta).addcmul_(state, chunk_decay.reshape(num_seqs, heads, -1, 1))
+    assert state is not None
+    out = out.mul_(key_dim**-0.5).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
+    return out, state.view(num_seqs, value_heads, value_dim, key_dim)
+
+
+def _by_key_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, N, C, HV, ...] -> [B, N, H, HV / H, C, ...]."""
+    return x.view(*x.shape[:3], heads, x.shape[3] // heads, -1).permute(0, 1, 3, 4, 2, 5)
+
+
+def _decays(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From g [..., C]: D [..., C, C], exp(G) [..., C, 1] and exp(G_C - G) [..., C, 1]."""
+    g = g.cumsum(-1)
+    future = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).triu(1)
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
+    return decay, g.exp().unsqueeze(-1), (g[..., -1:] - g).exp_().unsqueeze(-1)
 
 
 def gated_delta_step(

@@ -1,0 +1,100 @@
+"""Everything that can be known and refused before weights are loaded: files, config and memory. No torch."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
+from minivllm_engine.config import EngineConfig
+from minivllm_engine.errors import BackendUnavailable, CheckpointError, ConfigError
+from minivllm_engine.generation_config import GenerationConfig, load_generation_config
+from minivllm_engine.memory_plan import MemoryPlan, physical_memory, plan_memory
+from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A checkpoint whose files agree with each other and whose engine fits in memory.
+
+    Attributes:
+        config: with every `auto` resolved.
+        end_ids: the union of the end ids in config.json, generation_config.json and the tokenizer.
+    """
+
+    path: Path
+    model_config: ModelConfig
+    index: CheckpointIndex
+    tokenizer: Tokenizer
+    generation_config: GenerationConfig
+    plan: MemoryPlan
+    config: EngineConfig
+    end_ids: frozenset[int]
+
+
+def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
+    """Check a model and a config as far as it goes without loading weights. Warns by logging.
+
+    Raises:
+        BackendUnavailable: the device that was asked for is not there.
+        CheckpointError: a file is missing or broken, or two of them disagree.
+        CapacityError, ConfigError: a value that was set does not fit.
+    """
+    if not isinstance(model, str | Path) or not str(model):
+        raise ConfigError(f"model {model!r} is neither a directory nor 'demo'")
+    if config.engine.device == "cuda":
+        raise BackendUnavailable(
+            "no usable CUDA device",
+            why="this version of minivllm runs on the CPU only",
+            hint="--device cpu",
+        )
+    path = resolve_model(model)
+    model_config = ModelConfig.from_dir(path)
+    index = CheckpointIndex.open(path)
+    index.check(model_config)
+    tokenizer = Tokenizer.from_dir(path)
+    if tokenizer.largest_id >= model_config.vocab_size:
+        raise CheckpointError(
+            f"{path}: tokenizer.json and config.json do not belong together",
+            why=f"the tokenizer has ids up to {tokenizer.largest_id}, "
+            f"vocab_size is {model_config.vocab_size}",
+            hint="copy the tokenizer.json that came with these weights",
+        )
+    generation_config = load_generation_config(path)
+    plan = plan_memory(model_config, config, physical_memory())
+    end_ids = {
+        *model_config.eos_token_ids,
+        *generation_config.eos_token_ids,
+        *tokenizer.eos_ids,
+    }
+    for end_id in sorted(i for i in end_ids if not 0 <= i < model_config.vocab_size):
+        logger.warning("%s: eos_token_id %d is no token of this model and is ignored", path, end_id)
+        end_ids.discard(end_id)
+    return PreparedModel(
+        path=path,
+        model_config=model_config,
+        index=index,
+        tokenizer=tokenizer,
+        generation_config=generation_config,
+        plan=plan,
+        config=_resolve(config, plan),
+        end_ids=frozenset(end_ids),
+    )
+
+
+def _resolve(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
+    engine = config.engine.model_copy(
+        update={
+            "device": "cpu",
+            "max_num_seqs": plan.max_num_seqs,
+            "max_model_len": plan.max_model_len,
+            "max_num_batched_tokens": plan.max_num_batched_tokens,
+            "cpu_memory": plan.memory,
+            "dtype": plan.dtype,
+            "state_dtype": plan.state_dtype,
+        }
+    )
+    cache = config.cache.model_copy(update={"num_blocks": plan.num_blocks})
+    return config.model_copy(update={"engine": engine, "cache": cache})

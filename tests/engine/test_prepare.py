@@ -1,0 +1,108 @@
+"""What is refused before torch is loaded."""
+
+import json
+import logging
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from minivllm_engine.config import EngineConfig
+from minivllm_engine.errors import BackendUnavailable, CheckpointError
+from minivllm_engine.prepare import prepare
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def config(**engine: object) -> EngineConfig:
+    return EngineConfig.create(engine={"max_num_seqs": 2, **engine})
+
+
+def edit_config(model: Path, **changes: object) -> None:
+    path = model / "config.json"
+    content = json.loads(path.read_text())
+    content.get("text_config", content).update(changes)
+    path.write_text(json.dumps(content))
+
+
+def test_everything_automatic_is_decided(model: Path) -> None:
+    prepared = prepare(model, config())
+    assert prepared.path == model
+    assert None not in prepared.config.engine.model_dump().values()
+    assert prepared.config.cache.num_blocks == prepared.plan.num_blocks
+
+
+def test_cuda_is_refused_with_a_remedy(model: Path) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        prepare(model, config(device="cuda"))
+    assert caught.value.hint == "--device cpu"
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(model: Path) -> None:
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"].append({**content["added_tokens"][-1], "id": 320, "content": "<extra>"})
+    path.write_text(json.dumps(content))
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(path))
+    while backend.get_vocab_size() <= 320:
+        backend.add_tokens([f"<more{backend.get_vocab_size()}>"])
+    backend.save(str(path))
+    with pytest.raises(CheckpointError) as caught:
+        prepare(model, config())
+    assert "320" in caught.value.why
+    assert "tokenizer.json" in caught.value.what
+
+
+def test_an_end_id_beyond_the_vocabulary_is_ignored_with_a_warning(model: Path, caplog) -> None:
+    edit_config(model, eos_token_id=99999)
+    with caplog.at_level(logging.WARNING, "minivllm_engine"):
+        prepared = prepare(model, config())
+    assert "99999" in caplog.text
+    assert 99999 not in prepared.end_ids
+
+
+def test_a_shard_outside_the_directory_is_not_read(model: Path, tmp_path: Path) -> None:
+    shutil.move(model / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    for name in ("../elsewhere.safetensors", str(tmp_path / "elsewhere.safetensors")):
+        index = {"weight_map": {"model.norm.weight": name}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match="outside its directory"):
+            prepare(model, config())
+
+
+def test_bytes_after_the_last_tensor_are_refused(model: Path) -> None:
+    with (model / "model.safetensors").open("ab") as file:
+        file.write(b"abc")
+    with pytest.raises(CheckpointError) as caught:
+        prepare(model, config())
+    assert "3 bytes follow" in caught.value.why
+
+
+@pytest.mark.parametrize(("shift", "text"), [(4, "hole"), (-4, "overlaps")])
+def test_holes_and_overlaps_are_refused(model: Path, shift: int, text: str) -> None:
+    path = model / "model.safetensors"
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    last = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
+    header[last]["data_offsets"] = [offset + shift for offset in header[last]["data_offsets"]]
+    text_header = json.dumps(header).encode()
+    data = raw[8 + length :] + b"\0" * 8
+    path.write_bytes(struct.pack("<Q", len(text_header)) + text_header + data)
+    with pytest.raises(CheckpointError) as caught:
+        prepare(model, config())
+    assert text in caught.value.why
+
+
+def test_a_directory_without_config_says_what_is_there(model: Path) -> None:
+    (model / "config.json").rename(model / "old.bin")
+    with pytest.raises(CheckpointError) as caught:
+        prepare(model, config())
+    assert "1 *.bin" in caught.value.what
+    assert caught.value.hint
