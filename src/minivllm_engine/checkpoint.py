@@ -16,7 +16,6 @@ def load_weights(
     model: MiniQwenForCausalLM,
     index: CheckpointIndex,
     *,
-    dtype: torch.dtype,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Fill every weight of `model`, tensor by tensor, converting to the dtype that it has there.

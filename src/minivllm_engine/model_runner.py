@@ -31,7 +31,7 @@ class ModelRunner:
     ) -> None:
         dtype = TORCH_DTYPES[plan.dtype]
         self.model = MiniQwenForCausalLM(model_config, dtype=dtype, device=device)
-        load_weights(self.model, index, dtype=dtype, progress=progress)
+        load_weights(self.model, index, progress=progress)
         self.pool = CachePool(
             model_config,
             num_slots=plan.max_num_seqs,

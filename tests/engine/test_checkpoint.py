@@ -68,7 +68,7 @@ def test_every_weight_is_filled_by_exactly_one_tensor(tmp_path: Path) -> None:
     model = MiniQwenForCausalLM(ModelConfig.from_dir(path), dtype=torch.float32, device=CPU)
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
-    load_weights(model, CheckpointIndex.open(path), dtype=torch.float32)
+    load_weights(model, CheckpointIndex.open(path))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     total = sum(parameter.numel() for parameter in model.parameters())
     assert total == sum(view.numel() for view in model.checkpoint_views().values())
@@ -161,7 +161,7 @@ def test_progress_counts_bytes_up_to_the_total(tmp_path: Path) -> None:
     index = CheckpointIndex.open(path)
     model = MiniQwenForCausalLM(ModelConfig.from_dir(path), dtype=torch.float32, device=CPU)
     calls: list[tuple[str, int, int]] = []
-    load_weights(model, index, dtype=torch.float32, progress=lambda *call: calls.append(call))
+    load_weights(model, index, progress=lambda *call: calls.append(call))
     assert {phase for phase, _, _ in calls} == {"weights"}
     done = [done for _, done, _ in calls]
     assert done == sorted(done)

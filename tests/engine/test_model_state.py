@@ -195,15 +195,18 @@ def test_a_bf16_state_pool_is_close(model: MiniQwenForCausalLM) -> None:
     assert 0 < (row.all_logits - exact).abs().max() < 0.1
 
 
-def test_bf16_is_as_close_to_fp32_as_transformers_is(tmp_path: Path) -> None:
-    config = tiny_config(rope_parameters={"rope_theta": 1e7, "partial_rotary_factor": 0.25})
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_close_to_fp32_as_transformers_is(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    config = tiny_config()
     path = write_checkpoint(tmp_path, config, official_dtypes(random_tensors(config, seed=9)))
     ids = random_ids(70)
     exact = TransformersOracle(path).logits(ids)
-    theirs = (TransformersOracle(path, torch.bfloat16).logits(ids).float() - exact).abs()
+    theirs = (TransformersOracle(path, dtype).logits(ids).float() - exact).abs()
     for chunks in ((70,), (40, 1)):
-        row = PackedRunner(load_model(path, torch.bfloat16)).run(ids, *chunks)
+        row = PackedRunner(load_model(path, dtype)).run(ids, *chunks)
         ours = (row.all_logits.float() - exact).abs()
-        assert row.all_logits.dtype == torch.bfloat16
+        assert row.all_logits.dtype == dtype
         assert ours.mean() < 1.5 * theirs.mean()
         assert ours.max() < 1.5 * theirs.max()

@@ -1,4 +1,4 @@
-"""The hybrid decoder of the Qwen3.5 family: Gated DeltaNet and gated attention layers, one norm design."""
+"""The hybrid decoder of the Qwen3.5 family: layers of Gated DeltaNet and of gated attention."""
 
 import torch
 import torch.nn.functional as F

@@ -22,19 +22,19 @@ _MIN_KEYS = 64
 
 @dataclass(frozen=True, slots=True)
 class _KeyRange:
-    """Positions `first` to `last`, seen by the `num_seqs` sequences of a group that reach so far.
+    """Some positions of the `num_seqs` sequences of a group that reach so far.
 
     Attributes:
         skipped: queries of each sequence, from the first on, that see none of these positions.
-        rows: [num_seqs, G, last - first], rows of a pool seen as [num_rows, d]. Past a sequence's end
-            its last row is repeated.
-        hidden: [num_seqs, 1, 1, num_queries - skipped, last - first], true where a query does not see.
+        positions: [num_keys].
+        rows: [num_seqs, G, num_keys], rows of a pool seen as [num_rows, d]. Past a sequence's end its
+            last row is repeated.
     """
 
     num_seqs: int
     skipped: int
+    positions: torch.Tensor
     rows: torch.Tensor
-    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,12 @@ class _Group:
 
     Attributes:
         queries: [num_seqs, num_queries], rows of the batch. Past a sequence's end its last is repeated.
+        positions: [num_seqs, num_queries], of the queries.
         tokens, places: the rows that are there once, and where they stand in `queries`, flattened.
     """
 
     queries: torch.Tensor
+    positions: torch.Tensor
     tokens: torch.Tensor
     places: torch.Tensor
     key_ranges: tuple[_KeyRange, ...]
@@ -109,9 +111,8 @@ def _group(batch: ModelInput, seqs: list[int], num_queries: int, shape: KVShape)
         which = torch.minimum(positions // size, (starts + lengths - 1)[:count] // size)
         slots = (tables[:count].gather(1, which) - which) * size + inside
         rows = slots.unsqueeze(1) * shape.num_kv_heads + heads
-        hidden = positions > (starts + own)[:count, skipped:].unsqueeze(-1)
-        key_ranges.append(_KeyRange(count, skipped, rows, hidden.unsqueeze(1).unsqueeze(1)))
-    return _Group(queries, queries.flatten()[places], places, tuple(key_ranges))
+        key_ranges.append(_KeyRange(count, skipped, positions, rows))
+    return _Group(queries, starts + own, queries.flatten()[places], places, tuple(key_ranges))
 
 
 def _cut(contexts: list[int], width: int) -> Iterator[tuple[int, int, int]]:
@@ -150,7 +151,7 @@ def paged_attention(
         by_head = some.view(num_seqs, num_queries, num_kv_heads, -1, head_dim).permute(
             0, 2, 3, 1, 4
         )
-        attended = _attend(by_head, key_rows, value_rows, group.key_ranges)
+        attended = _attend(by_head, key_rows, value_rows, group)
         attended = attended.permute(0, 3, 1, 2, 4).reshape(num_seqs * num_queries, -1, head_dim)
         out.index_copy_(0, group.tokens, attended.index_select(0, group.places).to(q.dtype))
     return out
@@ -160,17 +161,19 @@ def _attend(
     q: torch.Tensor,
     key_rows: torch.Tensor,
     value_rows: torch.Tensor,
-    key_ranges: tuple[_KeyRange, ...],
+    group: _Group,
 ) -> torch.Tensor:
     """softmax(q k^T) v over several ranges of keys (arXiv 1805.02867); q is [N, G, R, T, d]."""
     # Finite, so that a range in which a query sees nothing changes nothing.
     maximum = q.new_full((*q.shape[:-1], 1), torch.finfo(torch.float32).min)
     total, weighted = torch.zeros_like(maximum), torch.zeros_like(q)
-    for keys in key_ranges:
+    for keys in group.key_ranges:
         seen = (slice(keys.num_seqs), ..., slice(keys.skipped, None), slice(None))
         some = q[seen]
         scores = some.flatten(2, 3) @ _gather(key_rows, keys.rows).mT
-        scores = scores.view(*some.shape[:-1], -1).masked_fill_(keys.hidden, -torch.inf)
+        seen_until = group.positions[: keys.num_seqs, None, None, keys.skipped :, None]
+        scores = scores.view(*some.shape[:-1], -1)
+        scores.masked_fill_(keys.positions > seen_until, -torch.inf)
         higher = torch.maximum(maximum[seen], scores.amax(-1, keepdim=True))
         weights = scores.sub_(higher).exp_()
         rescale = (maximum[seen] - higher).exp_()
