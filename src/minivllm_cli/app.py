@@ -1,106 +1,46 @@
-"""The application `minivllm`: its commands and its entry point."""
+"""The entry point of the console script `minivllm` and of `python -m minivllm_cli`.
 
+Nothing slow is imported before the signals are handled: a Ctrl-C in the first moments ends the program
+with one line, not with a traceback out of an import.
+"""
+
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from itertools import pairwise
+from types import FrameType
 
-import typer
-
-from minivllm_cli.console import Console, open_missing_streams, silence_stdout
-from minivllm_cli.options import print_version
-from minivllm_cli.problems import CliError, ExitCode, OutputClosed, Problem
-
-app = typer.Typer(
-    name="minivllm",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=print_version,
-            is_eager=True,
-            show_default=False,
-            help="Print the version and leave",
-        ),
-    ] = False,
-) -> None:
-    """Run hybrid Gated DeltaNet + attention language models from local checkpoints.
-
-    minivllm generate demo --prompt "Define aardvark."
-
-    minivllm chat demo
-    """
-
-
-def _register_commands() -> None:
-    from minivllm_cli import env_command
-    from minivllm_cli.chat import command as chat_command
-    from minivllm_cli.generate import command as generate_command
-
-    generate_command.register(app)
-    chat_command.register(app)
-    env_command.register(app)
-
-
-_register_commands()
-
-
-def run(args: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code. Usage errors are written to stderr."""
-    try:
-        code: Any = app(args=args, prog_name="minivllm", standalone_mode=False)
-    except typer.TyperException as error:
-        return _usage_error(error)
-    except OutputClosed:
-        return _output_closed()
-    except CliError as error:
-        for problem in error.problems:
-            Console().error(problem)
-        return error.exit_code
-    except typer.Abort:
-        return ExitCode.FAILED
-    except SystemExit:
-        # How Typer leaves when help is printed into a pipe that nobody reads.
-        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
-            raise
-        return _output_closed()
-    return code if isinstance(code, int) else ExitCode.OK
-
-
-def _output_closed() -> int:
-    silence_stdout()
-    Console().write_line("stopped: stdout was closed by its reader")
-    return ExitCode.OUTPUT_CLOSED
-
-
-def _usage_error(error: typer.TyperException) -> int:
-    console = Console()
-    context: Any = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        console.write_line(error.format_message())
-        return ExitCode.USAGE
-    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
-    message = message or "Wrong usage"
-    path = context.command_path if context is not None else "minivllm"
-    console.error(Problem(message[0].lower() + message[1:], hint=f"{path} --help"))
-    return ExitCode.USAGE
+_LEAVE_WITH = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def main() -> None:
-    """The console script `minivllm`."""
-    open_missing_streams()
-    code = run()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        silence_stdout()
-        code = ExitCode.OUTPUT_CLOSED
+    """Run the command line of this process, and end it."""
+    for number in _LEAVE_WITH:
+        signal.signal(number, _leave)
+    from minivllm_cli.application import run_process
+
+    code = run_process()
+    if code in _LEAVE_WITH.values():
+        # Not through the interpreter's end: where a library ran into the KeyboardInterrupt, Python would
+        # end itself with SIGINT and forget the code.
+        os._exit(code)
+    for number in _LEAVE_WITH:  # all is done; what comes now changes nothing
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
+
+
+def wants_json_events(args: Sequence[str]) -> bool:
+    """Does a command line ask for JSON on stderr? For what happens before it is parsed."""
+    return "--progress=json" in args or ("--progress", "json") in pairwise(args)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # In force before a command begins and after it ended: there is nothing to clean up.
+    text = "stopped while starting"
+    if wants_json_events(sys.argv):
+        text = f'{{"event":"log","level":"info","message":"{text}"}}'
+    try:
+        os.write(2, f"{text}\n".encode())
+    finally:  # also when nobody reads it
+        os._exit(_LEAVE_WITH[signal.Signals(number)])

@@ -8,10 +8,11 @@ from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-from minivllm_cli.console import Console, open_missing_streams, route_logging, silence_stdout
+from minivllm_cli.console import Console, open_missing_streams, silence_stdout
 from minivllm_cli.crash import write_crash_file
 from minivllm_cli.help import GroupedCommand
-from minivllm_cli.options import CommonOptions, OptionGroup
+from minivllm_cli.log_routing import route_logging
+from minivllm_cli.options import CommonOptions, OptionGroup, ProgressStyle
 from minivllm_cli.problems import (
     CliError,
     EngineDied,
@@ -78,11 +79,18 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Calla
 def run_guarded(name: str, options: CommonOptions, body: Callable[[Invocation], int]) -> ExitCode:
     """Run `body`; whatever it raises becomes a message on stderr and an exit code."""
     open_missing_streams()
-    console = Console(quiet=options.quiet, verbosity=options.verbose, debug=options.debug)
+    console = Console(
+        quiet=options.quiet,
+        verbosity=options.verbose,
+        debug=options.debug,
+        json_events=options.progress is ProgressStyle.JSON,
+    )
     route_logging(console)
     interrupts = Interrupts(console)
     with interrupts.installed():
         try:
+            if options.quiet and options.verbose:
+                raise CliError("-q and -v exclude each other", hint="one of them")
             return ExitCode(body(Invocation(name, options, console, interrupts)))
         except BaseException as error:
             return _report(error, console, interrupts, name)

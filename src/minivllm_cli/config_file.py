@@ -63,7 +63,12 @@ def read_config_file(path: Path) -> tuple[list[Entry], list[Problem]]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise CliError(f"cannot read config {path}: {error.strerror or error}") from None
+        raise CliError(
+            f"cannot read config {path}: {error.strerror or error}",
+            hint=f"minivllm generate --print-config > {path} writes one with all defaults"
+            if isinstance(error, FileNotFoundError) and path.parent.is_dir()
+            else "--config FILE.yaml",
+        ) from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,13 +2,13 @@
 
 import errno
 import io
-import logging
+import json
 import os
 import re
 import select
 import sys
 from collections.abc import Callable, Mapping
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from minivllm_cli.problems import OutputClosed, OutputFailed, Problem
 
@@ -46,16 +46,31 @@ class Console:
         quiet: errors only.
         live: the cursor may be moved (progress bars).
         colour: colours may be used on stderr.
+        json_events: every line is one JSON object with an "event".
     """
 
-    def __init__(self, *, quiet: bool = False, verbosity: int = 0, debug: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        verbosity: int = 0,
+        debug: bool = False,
+        json_events: bool = False,
+    ) -> None:
         self.quiet = quiet
         self.verbosity = verbosity
         self.debug = debug
         self.live = is_live_terminal(sys.stderr)
         self.colour = wants_colour(sys.stderr)
+        self.json_events = False
+        if json_events:
+            self.use_json_events()
         self._above: Callable[[str], None] | None = None
         self._gone = False
+
+    def use_json_events(self) -> None:
+        """From here on every line is a JSON object: no bar, no colour."""
+        self.json_events, self.live, self.colour = True, False, False
 
     def note(self, text: str) -> None:
         """One line for whoever watches. Silent under -q."""
@@ -69,18 +84,31 @@ class Console:
 
     def warn(self, text: str, hint: str | None = None) -> None:
         """Something is odd, and the run goes on."""
-        if not self.quiet:
-            self.write_line(f"{self._painted(_YELLOW, 'warning:')} {strip_controls(text)}")
+        if self.quiet:
+            return
+        if self.json_events:
+            self.event("log", level="warning", message=text, **_given(hint=hint))
+            return
+        self.write_line(f"{self._painted(_YELLOW, 'warning:')} {strip_controls(text)}")
         if hint:
             self.note(f"try: {hint}")
 
     def error(self, problem: Problem) -> None:
         """A problem on at most six lines. Shown under -q too."""
+        if self.json_events:
+            excerpt = "\n".join(problem.excerpt) or None
+            more = _given(excerpt=excerpt, why=problem.why, hint=problem.hint)
+            self.event("error", message=problem.what, **more)
+            return
         first, *rest = problem.lines()
         label, _, text = first.partition(" ")
         self.write_line(f"{self._painted(_RED, label)} {strip_controls(text)}")
         for line in rest:
             self.write_line(strip_controls(line))
+
+    def event(self, event: str, **fields: Any) -> None:
+        """One JSON object on a line, whatever else `json_events` says."""
+        self._write_raw_line(json.dumps({"event": event, **fields}, allow_nan=False))
 
     def draw_above(self, write: Callable[[str], None] | None) -> None:
         """While a bar is on screen, lines go through `write`, which keeps the bar below them."""
@@ -88,13 +116,26 @@ class Console:
 
     def write_line(self, text: str) -> None:
         """Write a line to stderr now, above the bar if there is one."""
-        if self._above is not None:
-            self._above(text)
+        if self.json_events:
+            self.event("log", level="info", message=text)
         else:
-            self.write(text + "\n")
+            self._write_raw_line(text)
 
     def write(self, text: str) -> None:
         """Write to stderr now. Once stderr is gone there is nobody to tell."""
+        if self.json_events:
+            if text.strip():
+                self.write_line(text.rstrip("\n"))
+            return
+        self._write(text)
+
+    def _write_raw_line(self, text: str) -> None:
+        if self._above is not None:
+            self._above(text)
+        else:
+            self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
         if self._gone or sys.stderr is None:
             return
         try:
@@ -105,6 +146,10 @@ class Console:
 
     def _painted(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self.colour else text
+
+
+def _given(**fields: str | None) -> dict[str, str]:
+    return {name: value for name, value in fields.items() if value}
 
 
 class Results:
@@ -225,40 +270,3 @@ def silence_stdout() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)
-
-
-class _ConsoleHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        self._warned: set[str] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.levelno == logging.WARNING:
-            # The checkpoint is looked at before and while it is loaded: once is enough.
-            if text in self._warned:
-                return
-            self._warned.add(text)
-        if record.levelno >= logging.ERROR:
-            self._console.error(Problem(text))
-        elif record.levelno >= logging.WARNING:
-            self._console.warn(text)
-        else:
-            self._console.dim(f"{record.name}: {text}")
-
-
-def route_logging(console: Console) -> None:
-    """Send the engine's log, and Python warnings, to `console`."""
-    level = logging.WARNING
-    if console.quiet:
-        level = logging.ERROR
-    elif console.verbosity:
-        level = logging.INFO if console.verbosity == 1 else logging.DEBUG
-    handler = _ConsoleHandler(console)
-    logging.captureWarnings(True)
-    for name in ("minivllm_engine", "py.warnings"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(level)
-        logger.propagate = False

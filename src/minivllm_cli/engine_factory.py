@@ -14,6 +14,7 @@ from minivllm_cli.settings import Settings
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
     from minivllm_engine.memory_plan import MemoryPlan
+    from minivllm_engine.prepare import PreparedModel
     from minivllm_engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -26,18 +27,35 @@ def find_model(model: str) -> Path:
         CliError: MODEL is no directory.
         CheckpointError: there is no checkpoint in it, or not a whole one.
     """
-    if model != "demo" and not Path(model).expanduser().is_dir():
-        raise CliError(
-            f"model {model!r} is not a directory",
-            why="minivllm reads local checkpoints only",
-            hint="minivllm generate ./DIR, or MODEL = demo",
-        )
+    _check_directory(model)
     from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
     from minivllm_engine.model_config import ModelConfig
 
     path = resolve_model(model)
     CheckpointIndex.open(path).check(ModelConfig.from_dir(path))
     return path
+
+
+def prepare_model(settings: Settings) -> "PreparedModel":
+    """All that can be refused about a model and its config without its weights. Loads no torch.
+
+    Raises:
+        CliError: MODEL is no directory.
+        EngineError: the checkpoint, the configuration, the memory or the device will not do.
+    """
+    _check_directory(settings.model)
+    from minivllm_engine.prepare import prepare
+
+    return prepare(settings.model, settings.engine_config)
+
+
+def _check_directory(model: str) -> None:
+    if model != "demo" and not Path(model).expanduser().is_dir():
+        raise CliError(
+            f"model {model!r} is not a directory",
+            why="minivllm reads local checkpoints only",
+            hint="minivllm generate ./DIR, or MODEL = demo",
+        )
 
 
 def add_model_sampling(settings: Settings, model_path: Path) -> Settings:
@@ -84,14 +102,14 @@ def longest_allowed(settings: Settings, model_path: Path) -> int:
     return int(configured or ModelConfig.from_dir(model_path).max_position_embeddings)
 
 
-def open_engine(settings: Settings, progress: Progress | None = None) -> "LLM":
-    """Load the model and make an engine. Close it, or use it as a context manager.
+def open_engine(prepared: "PreparedModel", progress: Progress | None = None) -> "LLM":
+    """Load the weights and make an engine. Close it, or use it as a context manager.
 
     Stdout must have been claimed (console.py) before.
 
     Raises:
-        EngineError: the checkpoint, the configuration, the memory or the device will not do.
+        EngineError: the weights cannot be loaded.
     """
     from minivllm_engine.llm import LLM
 
-    return LLM(settings.model, config=settings.engine_config, progress=progress)
+    return LLM(prepared, progress=progress)

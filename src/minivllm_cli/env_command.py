@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
         from minivllm_cli.startup import configure
 
         flags = {} if device is None else {"engine.device": ("--device", str(device))}
-        if configure(run, None, flags=flags, runs_model=False) is None:
+        if configure(run, None, flags=flags, runs_model=False, as_json=json_) is None:
             return 0
         facts = environment()
         print_result(json.dumps(facts) + "\n" if json_ else _table(facts))

@@ -1,5 +1,6 @@
 """`--print-config`: the resolved config as YAML that gives the same result when it is read again."""
 
+import json
 from typing import Any
 
 from minivllm_cli.sections import SECTIONS, accepts_auto, all_paths, default_of
@@ -27,6 +28,34 @@ def render_config(settings: Settings, *, sources: bool = False, diff_defaults: b
             lines.append(f"{section}:")
         lines += [("  " if section else "") + line for line in body]
     return "\n".join(lines or ["{}"]) + "\n"
+
+
+def render_config_json(
+    settings: Settings, *, sources: bool = False, diff_defaults: bool = False
+) -> str:
+    """The config as one JSON document on a line; `sources` is a second object with the same keys."""
+    shown = [p for p in all_paths() if not diff_defaults or _value(settings, p) != _default(p)]
+    document = {
+        "schema_version": 1,
+        "kind": "config",
+        "config": _nested({path: _json_value(settings, path) for path in shown}),
+    }
+    if sources:
+        document["sources"] = _nested({path: describe_source(settings, path) for path in shown})
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        section, _, key = path.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[key] = value
+    return tree
+
+
+def _json_value(settings: Settings, path: str) -> Any:
+    value = _value(settings, path)
+    return "auto" if value is None and accepts_auto(path) else value
 
 
 def shown_value(settings: Settings, path: str) -> str:

@@ -1,12 +1,13 @@
 """Progress on stderr: what is measured, and the styles in which it is shown."""
 
-import json
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from minivllm_cli.console import Console
+from minivllm_cli.signals import Interrupts
 from minivllm_engine.stats import EngineStats
 from minivllm_engine.units import format_size
 
@@ -141,17 +142,16 @@ class JsonLines:
             return
         self._phase, self._shown_at = progress.phase, now
         eta = None if progress.eta_s is None else round(progress.eta_s)
-        document = {
-            "event": "progress",
-            "phase": progress.phase,
-            "done": progress.done,
-            "total": progress.total,
-            "failed": progress.failed,
-            "out_tok_s": round(progress.out_tok_s, 1),
-            "in_tok_s": round(progress.in_tok_s, 1),
-            "eta_s": eta,
-        }
-        self._console.write_line(json.dumps(document))
+        self._console.event(
+            "progress",
+            phase=progress.phase,
+            done=progress.done,
+            total=progress.total,
+            failed=progress.failed,
+            out_tok_s=round(progress.out_tok_s, 1),
+            in_tok_s=round(progress.in_tok_s, 1),
+            eta_s=eta,
+        )
 
     def close(self) -> None:
         """Nothing to do."""
@@ -170,6 +170,16 @@ def make_reporter(style: str, console: Console) -> Reporter:
 
         return BarOnTerminal(console)
     return PlainLines(console)
+
+
+def loading_progress(reporter: Reporter, interrupts: Interrupts) -> Callable[[str, int, int], None]:
+    """For the engine to call while it loads. Raises KeyboardInterrupt once a signal came."""
+
+    def show(phase: str, done: int, total: int) -> None:
+        interrupts.check()
+        reporter.update(Progress(phase, done, total))
+
+    return show
 
 
 def plain_line(progress: Progress) -> str:

@@ -127,4 +127,4 @@ def _explain(error: ValidationError, value: Any) -> str:
             if not isinstance(value, dict)
             else "should be a string"
         )
-    return message
+    return message.replace("should be a valid tuple", "should be a string or a list of strings")

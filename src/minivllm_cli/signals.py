@@ -41,6 +41,15 @@ class Interrupts:
             return ExitCode.TERMINATED
         return ExitCode.INTERRUPTED
 
+    def check(self) -> None:
+        """Stop now if a signal came. For after foreign code, which may swallow a KeyboardInterrupt.
+
+        Raises:
+            KeyboardInterrupt: one came.
+        """
+        if self.received is not None:
+            raise KeyboardInterrupt
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM within. Restores what was there before."""

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from minivllm_cli.command import Invocation
+from minivllm_cli.log_routing import route_logging
 from minivllm_cli.options import OptionGroup
 from minivllm_cli.problems import CliError, problems_of
 from minivllm_cli.settings import Settings, resolve_settings
@@ -16,6 +17,7 @@ def configure(
     *groups: OptionGroup,
     flags: dict[str, tuple[str, Any]] | None = None,
     runs_model: bool = True,
+    as_json: bool = False,
 ) -> Settings | None:
     """The settings of this run; None if `--print-config` was asked for and has been answered.
 
@@ -24,6 +26,7 @@ def configure(
         groups: option groups whose flags set config keys.
         flags: further flags, config key -> (flag, value).
         runs_model: say which model it is where nobody chose one.
+        as_json: `--json` was typed; it is meant for `--print-config` too.
 
     Raises:
         CliError: any mistake in files, environment or arguments.
@@ -40,20 +43,34 @@ def configure(
     settings = resolve_settings(
         files=options.config or (), assignments=options.set_ or (), flags=typed, environ=os.environ
     )
+    if settings.output.progress == "json" and not run.console.json_events:
+        run.console.use_json_events()
+        route_logging(run.console)
+    _check_model_name(settings)
     for warning in settings.warnings:
         run.console.warn(warning)
     if options.print_config:
-        _print_config(run, settings)
+        _print_config(run, settings, as_json)
         return None
     if runs_model:
         _say_what_is_not_obvious(run, settings)
     return settings
 
 
-def _print_config(run: Invocation, settings: Settings) -> None:
+def _check_model_name(settings: Settings) -> None:
+    # An empty path would be the current directory.
+    entry = settings.entries.get("model")
+    if entry is not None and not str(entry.value).strip():
+        raise CliError(
+            f"{entry.source}: the model {entry.value!r} has no name",
+            hint="MODEL = demo, or the directory of a checkpoint, such as ./DIR",
+        )
+
+
+def _print_config(run: Invocation, settings: Settings, as_json: bool) -> None:
     from minivllm_cli import engine_factory
     from minivllm_cli.console import print_result
-    from minivllm_cli.print_config import render_config
+    from minivllm_cli.print_config import render_config, render_config_json
 
     try:
         path = engine_factory.find_model(settings.model)
@@ -61,9 +78,8 @@ def _print_config(run: Invocation, settings: Settings) -> None:
     except (CliError, CheckpointError) as error:
         run.console.warn(f"{problems_of(error)[0].what}; its generation config is left out")
     options = run.options
-    print_result(
-        render_config(settings, sources=options.sources, diff_defaults=options.diff_defaults)
-    )
+    render = render_config_json if as_json else render_config
+    print_result(render(settings, sources=options.sources, diff_defaults=options.diff_defaults))
 
 
 def _say_what_is_not_obvious(run: Invocation, settings: Settings) -> None:

@@ -38,7 +38,13 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node).replace("_", ""))
+    digits = loader.construct_scalar(node).replace("_", "")
+    try:
+        return int(digits)
+    except ValueError:  # Python's limit, of 4,300 digits
+        raise yaml.constructor.ConstructorError(
+            None, None, f"an integer of {len(digits):,} digits is too large", node.start_mark
+        ) from None
 
 
 def _construct_float(loader: Loader, node: yaml.ScalarNode) -> float:

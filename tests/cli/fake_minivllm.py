@@ -19,6 +19,7 @@ from minivllm_cli.generate import sinks
 from minivllm_cli.problems import CliError
 from minivllm_cli.settings import Settings
 from minivllm_engine.errors import CapacityError
+from minivllm_engine.generation_config import load_generation_config
 
 
 def _find_model(model: str) -> Path:
@@ -27,7 +28,8 @@ def _find_model(model: str) -> Path:
     return Path(model)
 
 
-def _open_engine(settings: Settings, progress: Any = None) -> FakeEngine:
+def _prepare_model(settings: Settings) -> SimpleNamespace:
+    path = _find_model(settings.model)
     fitting = int(os.environ.get("FAKE_CAPACITY", "1000"))
     asked = settings.get("engine.max_num_seqs")
     if asked is not None and asked > fitting:
@@ -35,13 +37,22 @@ def _open_engine(settings: Settings, progress: Any = None) -> FakeEngine:
             f"max_num_seqs {asked} needs {asked} state slots (36.7 GiB); {fitting} fit",
             hint=f"--set engine.max_num_seqs={fitting}",
         )
+    return SimpleNamespace(
+        path=path,
+        tokenizer=engine_factory.load_tokenizer(path),
+        generation_config=load_generation_config(path),
+        settings=settings,
+    )
+
+
+def _open_engine(prepared: SimpleNamespace, progress: Any = None) -> FakeEngine:
     seconds = float(os.environ.get("FAKE_LOAD_SECONDS", "0"))
     parts = 11
     for done in range(parts + 1):
         if progress is not None:
             progress("weights", done, parts)
         time.sleep(seconds / parts)
-    return FakeEngine(settings, Path(settings.model))
+    return FakeEngine(prepared.settings, prepared.path)
 
 
 def _plan_memory(settings: Settings, model_path: Path) -> SimpleNamespace:
@@ -64,6 +75,7 @@ class _SlowPublication(sinks.FileSink):
 if "FAKE_PUBLISH_SECONDS" in os.environ:
     sinks.FileSink = _SlowPublication
 engine_factory.find_model = _find_model
+engine_factory.prepare_model = _prepare_model
 engine_factory.open_engine = _open_engine
 engine_factory.plan_memory = _plan_memory
 

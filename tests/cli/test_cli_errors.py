@@ -73,7 +73,11 @@ def _pickle_only(program: Program) -> None:
             ["generate", "-p", "x", "--force-param", "temprature=0"],
             "error: --force-param tem",
         ),
-        (None, ["generate", "-p", "x", "--logprobs", "1000"], "error: --logprobs: logprobs: "),
+        (
+            None,
+            ["generate", "-p", "x", "--json", "--logprobs", "1000"],
+            "error: --logprobs: logprobs: ",
+        ),
         (None, ["generate", "-p", "x", "--temperature", "-1"], "error: --temperature -1.0: "),
         (None, ["generate", "-p", "x", "--temperature", "nan"], "error: --temperature nan: "),
         (None, ["generate", "-p", "x", "--dtype", "int4"], "error: --dtype int4: engine.dtype: "),
@@ -168,7 +172,7 @@ def test_read_only_and_unwritable_outputs_are_found_before_loading(
     (program.home / "ro.jsonl").chmod(0o444)
     done = program.run("generate", fake_model, "-i", source, "-o", "ro.jsonl", "--overwrite")
     assert done.code == 2
-    assert done.err == "error: cannot write ro.jsonl: it is read-only\n"
+    assert done.err == "error: cannot write ro.jsonl: it is read-only\ntry: --output new.jsonl\n"
     assert (program.home / "ro.jsonl").read_text() == "kept"
     assert program.engine_log == []
 
@@ -180,7 +184,8 @@ def test_a_read_only_directory_is_found_before_loading(program: Program, fake_mo
     closed.mkdir(mode=0o555)
     done = program.run("generate", fake_model, "-i", source, "-o", "closed/out.jsonl")
     assert done.code == 2
-    assert done.err_lines[-1].startswith("error: cannot write ")
+    assert done.err_lines[0].startswith("error: cannot write ")
+    assert done.err_lines[1].startswith("try: --output FILE")
     assert program.engine_log == []
 
 
@@ -195,5 +200,31 @@ def test_output_may_not_be_the_input_under_another_name(
     else:
         other.hardlink_to(source)
     done = program.run("generate", fake_model, "-i", source, "-o", other, "--overwrite")
-    assert (done.code, done.err) == (2, "error: --output and --input are the same file\n")
+    assert done.code == 2
+    assert done.err_lines == [
+        "error: --output and --input are the same file",
+        "try: --output new.jsonl",
+    ]
     assert source.read_text() == '{"prompt": "say x"}\n'
+
+
+@pytest.mark.parametrize("command", [["generate", "demo", "-p", "x"], ["chat", "demo"]])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["--device", "cuda"], 2),
+        (["--max-model-len", "1000000"], 2),
+        (["--max-num-seqs", "100000"], 4),
+        (["--set", f"sampling.top_k={'9' * 5000}"], 2),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_can_be_known_without_torch_is_refused_without_it(
+    program: Program, command: list[str], args: list[str], code: int
+) -> None:
+    program.command = REAL
+    (program.home / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    done = program.run(*command, *args, stdin=b"hi", PYTHONPATH=str(program.home))
+    assert (done.code, done.out) == (code, "")
+    assert "torch was imported" not in done.err
+    assert sum(line.startswith("error: ") for line in done.err_lines) == 1

@@ -31,6 +31,9 @@ class _Recorder(Console):
     def write_line(self, text: str) -> None:
         self.lines.append(text)
 
+    def event(self, event: str, **fields: Any) -> None:
+        self.lines.append(json.dumps({"event": event, **fields}))
+
 
 def _stats(**values: Any) -> EngineStats:
     zeros = dict.fromkeys(

@@ -30,6 +30,7 @@ from minivllm_engine.errors import EngineError
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
+    from minivllm_engine.prepare import PreparedModel
     from minivllm_engine.tokenizer import Tokenizer
 
 _QUIET_LOAD_SECONDS = 1.0
@@ -54,9 +55,11 @@ def open_chat(
         CliError: a file or an option will not do.
         EngineError: the model will not.
     """
-    path = engine_factory.find_model(settings.model)
-    settings = engine_factory.add_model_sampling(settings, path)
-    think = _checked_think(run, settings, engine_factory.load_tokenizer(path))
+    settings = _for_one_conversation(settings)
+    prepared = engine_factory.prepare_model(settings)
+    path = prepared.path
+    settings = settings.with_model_sampling(prepared.generation_config.sampling)
+    think = _checked_think(run, settings, prepared.tokenizer)
     with ExitStack() as stack:
         saved, source = (None, "") if load is None else (load_chat(load), str(load))
         log = None
@@ -70,10 +73,9 @@ def open_chat(
             "name": "demo" if settings.model == "demo" else path.name,
             "hash": fingerprint_parts(path, dtype=settings.get("engine.dtype"))["model"],
         }
-        settings = _for_one_conversation(settings)
         claim_stdout()
         run.interrupts.activity = "loading the model"
-        llm = stack.enter_context(_load(run, settings))
+        llm = stack.enter_context(_load(run, settings, prepared))
         chat = Chat(llm, model, settings, settings, think=think, log=log)
         chat.transcript = chat.transcript.with_system(settings.chat.system)
         if settings.source("sampling.seed") == "default":
@@ -138,17 +140,18 @@ def _checked_think(run: Invocation, settings: Settings, tokenizer: "Tokenizer") 
     return None
 
 
-def _load(run: Invocation, settings: Settings) -> "LLM":
+def _load(run: Invocation, settings: Settings, prepared: "PreparedModel") -> "LLM":
     """Load the model; how far it is is shown once it takes more than a moment."""
     reporter = make_reporter(settings.output.progress, run.console)
     begun = time.monotonic()
 
     def show(phase: str, done: int, total: int) -> None:
+        run.interrupts.check()
         if time.monotonic() - begun >= _QUIET_LOAD_SECONDS:
             reporter.update(Progress(phase, done, total))
 
     try:
-        return engine_factory.open_engine(settings, show)
+        return engine_factory.open_engine(prepared, show)
     finally:
         reporter.close()
 

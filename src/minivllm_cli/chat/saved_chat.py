@@ -9,8 +9,6 @@ JSON lines are a header, then one message a line. A transcript that is written a
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, NoReturn
 from minivllm_cli.chat.transcript import Message, Transcript
 from minivllm_cli.generate.strict_json import BadJson, dump_line, encode_text, parse_object
 from minivllm_cli.problems import CliError
+from minivllm_cli.whole_file import write_whole
 from minivllm_cli.yaml_reading import dump_value
 
 SCHEMA_VERSION = 1
@@ -89,7 +88,7 @@ def save_chat(chat: SavedChat, path: Path) -> None:
             f"{path}: cannot tell the form from the name", hint=f"a name in {', '.join(WRITABLE)}"
         )
     try:
-        _replace_file(path, data)
+        write_whole(path, data)
     except OSError as error:
         raise CliError(f"{path} cannot be written", why=error.strerror or str(error)) from None
 
@@ -218,28 +217,3 @@ def _markdown(chat: SavedChat) -> str:
         mark = "\n\n*[interrupted]*" if message.interrupted else ""
         parts.append(message.content.strip("\n") + mark)
     return "\n\n".join(parts) + "\n"
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():  # a FIFO or a device cannot be renamed over
-        target.write_bytes(data)
-        return
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), _mode_for(target))
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _mode_for(target: Path) -> int:
-    """The mode of the file that is replaced, else what a new file would get."""
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

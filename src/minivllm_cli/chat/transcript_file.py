@@ -5,6 +5,7 @@ The file only ever grows: what is undone stays readable, followed by an event th
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class TranscriptFile:
         try:
             _write_all(self._descriptor, data)
         except OSError as error:
-            os.ftruncate(self._descriptor, size)
+            with suppress(OSError):  # a FIFO or a device has no size
+                os.ftruncate(self._descriptor, size)
             raise CliError(
                 f"{self.path} cannot be written", why=error.strerror or str(error)
             ) from None

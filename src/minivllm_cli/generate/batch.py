@@ -1,11 +1,11 @@
 """A run over many prompts: checks first, then one pass to look, one to answer, and the publication."""
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minivllm_cli import engine_factory
 from minivllm_cli.command import Invocation
@@ -18,8 +18,8 @@ from minivllm_cli.generate.job_source import JobSource
 from minivllm_cli.generate.journal import Journal
 from minivllm_cli.generate.line_parser import LineParser
 from minivllm_cli.generate.line_types import BadLine
-from minivllm_cli.generate.output_target import OutputTarget, check_output
-from minivllm_cli.generate.overrides import Overrides
+from minivllm_cli.generate.output_target import OutputTarget, check_output, check_summary
+from minivllm_cli.generate.overrides import Overrides, check_thinking
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.records import bad_line_record
 from minivllm_cli.generate.remedies import Remedies
@@ -29,24 +29,29 @@ from minivllm_cli.generate.report import (
     report_interrupt,
     write_summary,
 )
+from minivllm_cli.generate.resuming import refuse_to_lose
 from minivllm_cli.generate.run_loop import RunLoop
 from minivllm_cli.generate.scan import Scan, Selection, failed_ids
 from minivllm_cli.generate.sinks import Sink, open_sink
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.problems import CliError
-from minivllm_cli.progress import Progress, Reporter, make_reporter
+from minivllm_cli.progress import Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
+
+if TYPE_CHECKING:
+    from minivllm_engine.prepare import PreparedModel
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One call of `generate`, checked; nothing is written yet."""
+    """One call of `generate`, checked; nothing is written yet. `prepared` is None for a dry run."""
 
     run: Invocation
     settings: Settings
     flags: GenerateFlags
     overrides: Overrides
     model_path: Path
+    prepared: "PreparedModel | None"
     source: JobSource
     target: OutputTarget
     tally: Tally
@@ -109,10 +114,18 @@ def _check(
         resume = str(flags.resume) if flags.resume else None
         output = flags.output or "-"
         target = check_output(output, source, resume=resume, overwrite=flags.overwrite)
-        _check_summary(flags.summary, source, target)
+        check_summary(flags.summary, source, target, flags.only_failed)
     run.interrupts.activity = "looking at the model"
-    model_path = engine_factory.find_model(settings.model)
-    settings = engine_factory.add_model_sampling(settings, model_path)
+    prepared = None
+    if flags.dry_run:  # which shows what would be refused
+        model_path = engine_factory.find_model(settings.model)
+        settings = engine_factory.add_model_sampling(settings, model_path)
+        tokenizer = engine_factory.load_tokenizer(model_path)
+    else:
+        prepared = engine_factory.prepare_model(settings)
+        model_path, tokenizer = prepared.path, prepared.tokenizer
+        settings = settings.with_model_sampling(prepared.generation_config.sampling)
+    check_thinking(overrides.think, tokenizer, settings.model)
 
     def make_parser() -> LineParser:
         return LineParser(
@@ -123,11 +136,13 @@ def _check(
 
     single = None
     if flags.prompt is not None:
-        chat = not flags.raw and engine_factory.load_tokenizer(model_path).has_chat_template
+        chat = not flags.raw and tokenizer.has_chat_template
         single = make_parser().single(flags.prompt, chat=chat)
     remedies = Remedies(settings, model_path)
     jobs = JobSource(source, selection, flags, settings, make_parser, overrides.think, single)
-    return Batch(run, settings, flags, overrides, model_path, jobs, target, tally, remedies)
+    return Batch(
+        run, settings, flags, overrides, model_path, prepared, jobs, target, tally, remedies
+    )
 
 
 def _selection(flags: GenerateFlags) -> Selection:
@@ -136,19 +151,6 @@ def _selection(flags: GenerateFlags) -> Selection:
         failed = failed_ids(flags.only_failed)
         ids = failed if ids is None else ids & failed
     return Selection(flags.limit, ids)
-
-
-def _check_summary(summary: Path | None, source: InputFile | None, target: OutputTarget) -> None:
-    if summary is None:
-        return
-    if source is not None and source.same_file(summary):
-        raise CliError("--summary and --input are the same file")
-    if target.path is not None and Path(os.path.realpath(summary)) == target.path:
-        raise CliError("--summary and --output are the same file")
-    if summary.is_dir():
-        raise CliError(f"cannot write {summary}: it is a directory")
-    if not summary.resolve().parent.is_dir():
-        raise CliError(f"cannot write {summary}: its directory does not exist")
 
 
 def _open_journal(batch: Batch, stack: ExitStack) -> Journal | None:
@@ -179,6 +181,8 @@ def _scan(batch: Batch, journal: Journal | None) -> Scan:
         reporter.close()
     if scan.total == 0:
         _refuse_nothing(batch, name)
+    if journal is not None:
+        refuse_to_lose(journal, scan, batch.run.console, force=flags.resume is Resume.FORCE)
     if stop and scan.num_bad:
         raise CliError(
             f"{name}: {scan.num_bad} of {scan.total} lines are bad; nothing was run",
@@ -227,6 +231,7 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
             batch.tally.add_record(record)
         return True
     run, flags, tally = batch.run, batch.flags, batch.tally
+    assert batch.prepared is not None
     reporter = make_reporter(batch.settings.output.progress, run.console)
     run.interrupts.activity = "loading the model"
     began = time.monotonic()
@@ -234,8 +239,9 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
     try:
         reporter.update(Progress("loading", detail=batch.settings.model))
         with engine_factory.open_engine(
-            batch.settings, lambda *state: reporter.update(Progress(*state))
+            batch.prepared, loading_progress(reporter, run.interrupts)
         ) as llm:
+            run.interrupts.check()
             tally.load_s = time.monotonic() - began
             _warn_of_raw_prompts(batch, scan, llm.tokenizer.has_chat_template)
             builder = PromptBuilder(

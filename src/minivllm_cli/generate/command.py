@@ -3,7 +3,7 @@
 import typer
 
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.generate.flags import GenerateFlags, check_combination
+from minivllm_cli.generate.flags import GenerateFlags, check_combination, check_thinking_flags
 from minivllm_cli.options import EngineFlags, ModelArgument, SamplingFlags, ThinkFlags
 
 
@@ -30,13 +30,14 @@ def register(app: typer.Typer) -> None:
         """
         from minivllm_cli.startup import configure
 
-        settings = configure(run, model, engine, sampling)
+        settings = configure(run, model, engine, sampling, as_json=flags.json_)
         if settings is None:
             return 0
         check_combination(flags)
         from minivllm_cli.generate.overrides import Overrides
 
         overrides = Overrides.read(flags, think)
+        check_thinking_flags(flags, overrides.think)
         if flags.streams_prompt and not flags.dry_run:
             from minivllm_cli.generate.one_prompt import stream_prompt
 

@@ -11,6 +11,12 @@ SAMPLING_KEYS = frozenset(SamplingParams.model_fields) | {"max_completion_tokens
 _PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 OWN_KEYS = frozenset({"id", *_PROMPT_KEYS, "sampling", "tools", "chat_template_kwargs"})
 _SIMILAR = 0.82
+_PLAIN = (
+    ("stop: Input should be a valid tuple", "stop: should be a string or a list of strings"),
+    ("stop_token_ids: Input should be a valid tuple", "stop_token_ids: should be a list of ids"),
+    ("logit_bias: Input should be a valid dictionary", "logit_bias: should be an object"),
+    ("Input should be", "should be"),
+)
 
 
 def near_miss(key: str, document: dict[str, Any]) -> str | None:
@@ -84,7 +90,27 @@ def check_messages(value: Any) -> list[Any]:
             raise wrong(f"messages[{place}] has no content")
         if content is not None and not isinstance(content, str | list):
             raise wrong(f"messages[{place}].content should be a string")
+        for number, part in enumerate(content if isinstance(content, list) else []):
+            if not _is_text_part(part):
+                raise wrong(
+                    f"messages[{place}].content[{number}] should be "
+                    '{"type": "text", "text": "..."}; other parts are not supported'
+                )
     return value
+
+
+def _is_text_part(part: Any) -> bool:
+    return (
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    )
+
+
+def plain_reason(text: str) -> str:
+    """A message about a wrong value without the words of the library that found it."""
+    text = text.replace("Value error, ", "")
+    for theirs, ours in _PLAIN:
+        text = text.replace(theirs, ours)
+    return text
 
 
 def check_tools(value: Any) -> list[Any] | None:

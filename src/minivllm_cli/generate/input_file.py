@@ -49,7 +49,7 @@ class InputFile:
             # A FIFO without a writer would block here, which is what whoever names one wants.
             file = open(source, "rb")  # noqa: SIM115  (kept open for two passes)
         except OSError as error:
-            raise CliError(f"cannot read input {source}: {error.strerror or error}") from None
+            raise _unreadable(source, error) from None
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return cls(source, file, Path(source))
         with file:
@@ -109,6 +109,11 @@ class InputFile:
         return found.st_size, found.st_mtime_ns
 
 
+def _unreadable(name: str, error: OSError) -> CliError:
+    reason = error.strerror or error
+    return CliError(f"cannot read input {name}: {reason}", hint="--input FILE, or - for stdin")
+
+
 def _spool(source: BinaryIO, name: str) -> BinaryIO:
     copy = tempfile.TemporaryFile(prefix="minivllm-input-")  # noqa: SIM115  (lives with InputFile)
     try:
@@ -116,5 +121,5 @@ def _spool(source: BinaryIO, name: str) -> BinaryIO:
             copy.write(chunk)
         copy.flush()
     except OSError as error:
-        raise CliError(f"cannot read input {name}: {error.strerror or error}") from None
+        raise _unreadable(name, error) from None
     return copy

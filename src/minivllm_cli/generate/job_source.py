@@ -70,6 +70,8 @@ class JobSource:
             done = journal is not None and journal.is_done(index, job.key)
             before = journal is not None and not done and journal.has_failed(index)
             scan.add(job.line, done=done, failed_before=before)
+            if journal is not None and not done and journal.has_answer(index):
+                scan.num_changed += 1
             if isinstance(job.line, BadLine):
                 on_bad(job.line)
             if done and journal is not None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import stat
 import time
 from array import array
 from collections.abc import Iterable, Iterator
@@ -51,11 +52,12 @@ class Journal:
             force: go on although the fingerprint differs.
 
         Raises:
-            CliError: another run holds it, it belongs to another run, or it cannot be written.
+            CliError: another run holds it, it belongs to another run, is no journal, or cannot be written.
         """
         journal = cls(path, _open_locked(path))
         try:
             if overwrite:
+                _refuse_foreign(path)
                 journal._file.truncate(0)
             journal._read(parts, force)
         except BaseException:
@@ -65,12 +67,20 @@ class Journal:
 
     def is_done(self, index: int, key: str) -> bool:
         """Was this very request answered already? A failed one is to be tried again."""
+        return self.has_answer(index) and self._keys[index] == _short(key)
+
+    def has_answer(self, index: int) -> bool:
+        """Was this line answered, be it as another request than it is now?"""
         return (
             index < len(self._offsets)
             and self._offsets[index] != _NOWHERE
             and not self._failed[index]
-            and self._keys[index] == _short(key)
         )
+
+    @property
+    def num_usable(self) -> int:
+        """How many lines have an answer."""
+        return sum(map(self.has_answer, range(len(self._offsets))))
 
     def append(self, index: int, key: str, record: dict[str, Any]) -> None:
         """Write a finished request's record. It is in the file when this returns.
@@ -168,7 +178,10 @@ class Journal:
             _write_all(self._file, dump_line(header))
             self.sync()
         except OSError as error:
-            raise CliError(f"cannot write {self.path}: {error.strerror or error}") from None
+            raise CliError(
+                f"cannot write {self.path}: {error.strerror or error}",
+                hint="make room there, or another --output",
+            ) from None
 
     def _note(self, index: int, offset: int, key: str, failed: bool) -> None:
         missing = index + 1 - len(self._offsets)
@@ -191,11 +204,19 @@ class Journal:
 
 
 def _open_locked(path: Path) -> BinaryIO:
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise CliError(
+            f"{path} is no regular file; the journal goes there",
+            hint="move it away, or another --output",
+        )
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise CliError(f"cannot write {path}: {error.strerror or error}") from None
+            raise CliError(
+                f"cannot write {path}: {error.strerror or error}",
+                hint="--output FILE in a directory that can be written to",
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -227,6 +248,12 @@ def _complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
+def _refuse_foreign(path: Path) -> None:
+    _, header = next(_complete_lines(path), (0, b""))
+    if header or not _may_be_torn_header(path):
+        _header_parts(header, path)
+
+
 def _may_be_torn_header(path: Path) -> bool:
     """Is a file without a whole line what a run leaves that was killed at once?"""
     with open(path, "rb") as file:
@@ -241,7 +268,11 @@ def _header_parts(header: bytes, path: Path) -> dict[str, Any]:
         document = None
     parts = document.get("parts") if isinstance(document, dict) else None
     if not isinstance(parts, dict) or document.get("journal") != _VERSION:
-        raise CliError(f"{path} is not a journal of minivllm", hint="move it away, or --overwrite")
+        raise CliError(
+            f"{path} is not a journal of minivllm",
+            why="a run would write its own there, and remove it at the end",
+            hint=f"mv {path} elsewhere, then the same command again",
+        )
     return parts
 
 

@@ -9,6 +9,7 @@ from minivllm_cli.generate.fields import (
     SAMPLING_KEYS,
     check_tools,
     near_miss,
+    plain_reason,
     read_prompt,
     read_sampling,
 )
@@ -151,7 +152,8 @@ class LineParser:
             return SamplingParams.create(**(self._defaults | own | self._forced))
         except RequestError as error:
             key = error.what.partition(":")[0]
-            message = f"{error.what} ({error.why})" if error.why else error.what
+            message = plain_reason(error.what)
+            message = f"{message} ({error.why})" if error.why else message
             raise LineProblem(error.code, message, key=key, hint=error.hint) from None
 
     def _claim(self, line_id: str | int) -> bool:

@@ -1,4 +1,4 @@
-"""`--prompt`: one answer, streamed to stdout as it comes; the text and a newline, nothing else."""
+"""`--prompt`: one answer, streamed to stdout as it comes; the text and its end, nothing else."""
 
 import time
 from typing import TYPE_CHECKING
@@ -8,13 +8,14 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.console import Console, Results, claim_stdout, strip_controls
 from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.generate.line_parser import LineParser
-from minivllm_cli.generate.overrides import Overrides
+from minivllm_cli.generate.output_target import OutputTarget, check_summary
+from minivllm_cli.generate.overrides import Overrides, check_thinking
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.remedies import Remedies
 from minivllm_cli.generate.report import write_summary
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.problems import ExitCode, Problem
-from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, make_reporter
+from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
 from minivllm_engine.errors import RequestError
 from minivllm_engine.request import FinishReason, RequestOutput
@@ -32,8 +33,10 @@ def stream_prompt(
         CliError, EngineError: the model cannot be loaded, the request is refused, stdout fails.
     """
     run.interrupts.activity = "looking at the model"
-    path = engine_factory.find_model(settings.model)
-    settings = engine_factory.add_model_sampling(settings, path)
+    check_summary(flags.summary, None, OutputTarget(None))
+    prepared = engine_factory.prepare_model(settings)
+    check_thinking(overrides.think, prepared.tokenizer, settings.model)
+    settings = settings.with_model_sampling(prepared.generation_config.sampling)
     results = claim_stdout()
     reporter = make_reporter(settings.output.progress, run.console)
     tally = Tally()
@@ -41,15 +44,20 @@ def stream_prompt(
     try:
         reporter.update(Progress("loading", detail=settings.model))
         with engine_factory.open_engine(
-            settings, lambda *state: reporter.update(Progress(*state))
+            prepared, loading_progress(reporter, run.interrupts)
         ) as llm:
+            run.interrupts.check()
             tally.load_s = time.monotonic() - tally.started
             reporter.close()
             run.interrupts.activity = "answering"
             writer = _Writer(
-                run.console, results, reporter, show_reasoning=not flags.strip_thinking
+                run.console,
+                results,
+                reporter,
+                end=flags.separator_bytes,
+                show_reasoning=not flags.strip_thinking,
             )
-            remedies = Remedies(settings, path)
+            remedies = Remedies(settings, prepared.path)
             last = _stream(llm, settings, flags, overrides, writer, remedies)
             tally.generate_s = time.monotonic() - tally.started - tally.load_s
             tally.stats = llm.stats()
@@ -98,11 +106,18 @@ class _Writer:
     """Text to stdout; while there is none yet, reasoning and the progress of a long prompt to stderr."""
 
     def __init__(
-        self, console: Console, results: Results, reporter: Reporter, *, show_reasoning: bool
+        self,
+        console: Console,
+        results: Results,
+        reporter: Reporter,
+        *,
+        end: bytes,
+        show_reasoning: bool,
     ) -> None:
         self._console = console
         self._results = results
         self._reporter = reporter
+        self._end = end
         self._show_reasoning = show_reasoning and console.live and not console.quiet
         self._reasoning = False
         self._written = False
@@ -128,7 +143,7 @@ class _Writer:
         """The answer is over, or was broken off: end the line."""
         self._close_reasoning()
         if self._written:
-            self._results.write(b"\n")
+            self._results.write(self._end)
 
     def _close_reasoning(self) -> None:
         if self._reasoning:

@@ -9,6 +9,7 @@ from minivllm_cli.generate.input_file import InputFile
 from minivllm_cli.problems import CliError
 
 _STDOUT_NAMES = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_ANOTHER_OUTPUT = "--output new.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,12 @@ class OutputTarget:
         assert self.path is not None
         return self.path.with_name(self.path.name + ".partial")
 
+    @property
+    def publishing_path(self) -> Path:
+        """What is moved over the output once it is whole."""
+        assert self.path is not None
+        return self.path.with_name(self.path.name + ".publishing")
+
 
 def check_output(
     output: str, source: InputFile | None, *, resume: str | None, overwrite: bool
@@ -41,22 +48,22 @@ def check_output(
         CliError: it is the input, exists, cannot be written, or cannot do what was asked for.
     """
     if resume is not None and overwrite:
-        raise CliError("--resume and --overwrite exclude each other")
+        raise CliError("--resume and --overwrite exclude each other", hint="one of them")
     if output in _STDOUT_NAMES:
         _refuse_file_flags("stdout", resume, overwrite)
         return OutputTarget(None)
     path = Path(os.path.realpath(output))
     try:
-        found = os.stat(path)
+        found = os.stat(output)
     except FileNotFoundError:
         found = None
     except OSError as error:
-        raise CliError(f"cannot write {output}: {error.strerror or error}") from None
+        raise _cannot(output, error.strerror or str(error)) from None
     if found is not None and stat.S_ISDIR(found.st_mode):
-        raise CliError(f"cannot write {output}: it is a directory")
+        raise _cannot(output, "it is a directory", hint=f"--output {Path(output) / 'out.jsonl'}")
     if found is not None and not stat.S_ISREG(found.st_mode):
         _refuse_file_flags(output, resume, overwrite)
-        return OutputTarget(path)
+        return OutputTarget(Path(output))
     target = OutputTarget(path, True, stat.S_IMODE(found.st_mode) if found is not None else None)
     _check_file(output, target, source, found, overwrite)
     return target
@@ -71,15 +78,27 @@ def _check_file(
 ) -> None:
     assert target.path is not None
     if source is not None and (found is not None and source.same_file(target.path)):
-        raise CliError("--output and --input are the same file")
+        raise CliError("--output and --input are the same file", hint=_ANOTHER_OUTPUT)
     if source is not None and source.same_file(target.journal_path):
-        raise CliError(f"--input is the journal of --output {output}")
+        raise CliError(f"--input is the journal of --output {output}", hint=_ANOTHER_OUTPUT)
     if not target.path.parent.is_dir():
-        raise CliError(f"cannot write {output}: directory {target.path.parent} does not exist")
+        raise _cannot(
+            output,
+            f"directory {target.path.parent} does not exist",
+            hint=f"mkdir -p {target.path.parent}",
+        )
+    beside = target.publishing_path
+    if os.path.lexists(beside) and not (
+        stat.S_ISREG(os.lstat(beside).st_mode) and target.journal_path.exists()
+    ):
+        # One that a killed run of ours left has the journal beside it.
+        raise CliError(
+            f"{beside} is in the way of the output", hint="move it away, or --output new.jsonl"
+        )
     if found is None:
         return
     if not found.st_mode & 0o222:
-        raise CliError(f"cannot write {output}: it is read-only")
+        raise _cannot(output, "it is read-only", hint=_ANOTHER_OUTPUT)
     if not overwrite and not target.journal_path.exists():
         raise CliError(
             f"{output} exists", hint=f"--overwrite, or --only-failed {output} --output new.jsonl"
@@ -89,4 +108,53 @@ def _check_file(
 def _refuse_file_flags(name: str, resume: str | None, overwrite: bool) -> None:
     if resume is not None or overwrite:
         flag = "--overwrite" if overwrite else "--resume"
-        raise CliError(f"{flag} needs a regular file; {name} is none")
+        raise CliError(f"{flag} needs a regular file; {name} is none", hint="--output FILE")
+
+
+def check_summary(
+    summary: Path | None,
+    source: InputFile | None,
+    target: OutputTarget,
+    earlier: Path | None = None,
+) -> None:
+    """Find out whether `--summary` may be written, before there is anything to write.
+
+    Args:
+        earlier: the output that `--only-failed` reads.
+
+    Raises:
+        CliError: it is another file of this run, or cannot be written.
+    """
+    if summary is None:
+        return
+    if str(summary) in _STDOUT_NAMES:
+        raise CliError(
+            f"--summary {summary}: stdout holds results only", hint="--summary summary.json"
+        )
+    hint = "--summary summary.json"
+    if source is not None and source.same_file(summary):
+        raise CliError("--summary and --input are the same file", hint=hint)
+    if earlier is not None and _same_path(summary, earlier):
+        raise CliError("--summary and --only-failed are the same file", hint=hint)
+    if target.path is not None:
+        if _same_path(summary, target.path):
+            raise CliError("--summary and --output are the same file", hint=hint)
+        if target.is_file and _same_path(summary, target.journal_path):
+            raise CliError("--summary is the journal of --output", hint=hint)
+    if summary.is_dir():
+        raise _cannot(summary, "it is a directory", hint=f"--summary {summary / 'summary.json'}")
+    real = Path(os.path.realpath(summary))
+    if not summary.exists() and not real.parent.is_dir():
+        raise _cannot(summary, "its directory does not exist", hint=f"mkdir -p {real.parent}")
+    # A file is replaced, which takes the directory; anything else is written to.
+    written = summary if summary.exists() and not summary.is_file() else real.parent
+    if not os.access(written, os.W_OK):
+        raise _cannot(summary, "permission denied", hint=hint)
+
+
+def _same_path(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _cannot(path: str | Path, why: str, hint: str = _ANOTHER_OUTPUT) -> CliError:
+    return CliError(f"cannot write {path}: {why}", hint=hint)

@@ -2,16 +2,21 @@
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from minivllm_cli.chat.prompts import switches_thinking
+from minivllm_cli.generate.fields import plain_reason
 from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.options import ThinkFlags
 from minivllm_cli.problems import CliError
 from minivllm_cli.yaml_reading import parse_value
 from minivllm_engine.errors import RequestError
 from minivllm_engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from minivllm_engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,23 @@ class Overrides:
         return cls(think.enabled, defaults, forced)
 
 
+def check_thinking(think: bool | None, tokenizer: "Tokenizer", model: str) -> None:
+    """Refuse `--think` and `--no-think` where nothing would come of them.
+
+    Raises:
+        CliError: the model's chat template has no such switch.
+    """
+    if think is None or switches_thinking(tokenizer):
+        return
+    flag = "--think" if think else "--no-think"
+    raise CliError(
+        f"{flag}: the chat template of {model} has no switch for thinking"
+        if tokenizer.has_chat_template
+        else f"{flag}: {model} has no chat template",
+        hint=f"drop {flag}",
+    )
+
+
 def _read_forced(assignments: list[str]) -> dict[str, Any]:
     forced: dict[str, Any] = {}
     known = list(SamplingParams.model_fields)
@@ -67,4 +89,4 @@ def _check(values: dict[str, Any], flag: str) -> None:
     try:
         SamplingParams.create(**values)
     except RequestError as error:
-        raise CliError(f"{flag}: {error.what}", why=error.why) from None
+        raise CliError(f"{flag}: {plain_reason(error.what)}", why=error.why) from None

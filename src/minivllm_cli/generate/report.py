@@ -1,7 +1,6 @@
 """What a batch says on stderr: bad lines, how it ended, what can be done about it."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from minivllm_cli.generate.scan import Scan
 from minivllm_cli.generate.summary import cut_short, failure_text, render_summary
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.problems import ExitCode, OutputFailed, Problem
+from minivllm_cli.whole_file import write_whole
 
 _MOST_BAD_LINES = 20
 
@@ -68,8 +68,11 @@ def report_end(
     if source is not None:
         blank = 0 if flags.limit is not None else source.count_blank_lines()
         output = None if flags.output in (None, "-") else flags.output
-        for line in render_summary(tally, scan.kinds, blank, output):
-            console.note(line)
+        if console.json_events and not console.quiet:
+            console.event("summary", **tally.summary())
+        else:
+            for line in render_summary(tally, scan.kinds, blank, output):
+                console.note(line)
         if advice:
             console.note(f"advice: {advice}")
         if source.changed:
@@ -94,10 +97,11 @@ def write_summary(path: Path | None, tally: Tally) -> None:
     """
     if path is None:
         return
-    beside = path.with_name(path.name + ".writing")
     try:
-        beside.write_text(json.dumps(tally.summary()) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, (json.dumps(tally.summary()) + "\n").encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OutputFailed(f"cannot write {path}: {error.strerror or error}") from None
+        raise OutputFailed(
+            f"cannot write {path}: {error.strerror or error}",
+            why="the answers are not concerned",
+            hint="make room there, or name another --summary",
+        ) from None

@@ -39,6 +39,7 @@ class Scan:
         kinds: lines of each kind; "bad" are those that cannot be run.
         num_sequences: outputs asked for, `n` counted.
         num_done: answered by an earlier run.
+        num_changed: answered by an earlier run, but as another request than it is now.
         num_failed_before: failed in an earlier run, to be tried again.
     """
 
@@ -48,6 +49,7 @@ class Scan:
     num_sequences: int = 0
     num_sequences_done: int = 0
     num_done: int = 0
+    num_changed: int = 0
     num_failed_before: int = 0
 
     @property
@@ -101,7 +103,10 @@ def failed_ids(path: Path) -> frozenset[str]:
                             str(record["custom_id"] if "response" in record else record["id"])
                         )
     except OSError as error:
-        raise CliError(f"cannot read {path}: {error.strerror or error}") from None
+        raise CliError(
+            f"cannot read {path}: {error.strerror or error}",
+            hint="--only-failed FILE, an earlier --output",
+        ) from None
     except (BadJson, UnicodeDecodeError, KeyError, TypeError):
         raise CliError(f"{path}:{max(number, 1)}: not a record of minivllm generate") from None
     if not found:

@@ -133,7 +133,7 @@ class FileSink:
         path = self._target.path
         assert path is not None
         self._journal.sync()
-        beside = path.with_name(path.name + ".publishing")
+        beside = self._target.publishing_path
         try:
             self._write(beside)
             os.replace(beside, path)
@@ -190,7 +190,9 @@ def open_sink(
     try:
         file = open(target.path, "wb", buffering=0)  # noqa: SIM115  (closed by the stack)
     except OSError as error:
-        raise CliError(f"cannot write {target.path}: {error.strerror or error}") from None
+        raise CliError(
+            f"cannot write {target.path}: {error.strerror or error}", hint="another --output"
+        ) from None
     stack.callback(file.close)
     return StreamSink(Results(file, str(target.path)).write, render, in_order=in_order)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from typing import Any, NoReturn
 
 # Legal inside a JSON string, yet line ends to many readers, or commands to a terminal.
@@ -35,11 +36,18 @@ def parse_object(text: str) -> dict[str, Any]:
         raise BadJson(f"not JSON: {error.msg}", error.pos + 1) from None
     except RecursionError:
         raise BadJson("not JSON: nested too deeply") from None
-    except ValueError as error:  # e.g. an integer of thousands of digits
-        raise BadJson(f"not JSON: {error}") from None
+    except ValueError:  # what Python makes of an integer of thousands of digits
+        raise _long_integer(text) from None
     if not isinstance(value, dict):
         raise BadJson(f"not a JSON object but {_kind(value)}", len(text) - len(text.lstrip()) + 1)
     return value
+
+
+def _long_integer(text: str) -> BadJson:
+    found = re.search(rf"\d{{{sys.get_int_max_str_digits() + 1},}}", text)
+    if found is None:
+        return BadJson("not JSON: a number is out of range")
+    return BadJson(f"an integer of {len(found[0]):,} digits is too large", found.start() + 1)
 
 
 def dump_line(value: Any) -> bytes:

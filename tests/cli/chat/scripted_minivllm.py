@@ -4,23 +4,36 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from cli.chat.scripted_engine import ScriptedEngine
 from minivllm_cli import engine_factory
 from minivllm_cli.app import main
+from minivllm_engine.generation_config import load_generation_config
 
 
-def _open_engine(settings, progress=None):
+def _prepare_model(settings):
+    path = Path(settings.model)
+    return SimpleNamespace(
+        path=path,
+        tokenizer=engine_factory.load_tokenizer(path),
+        generation_config=load_generation_config(path),
+        settings=settings,
+    )
+
+
+def _open_engine(prepared, progress=None):
     seconds = float(os.environ.get("FAKE_LOAD_SECONDS", "0"))
     parts = 20 if seconds else 1
     for done in range(parts + 1):
         if progress is not None:
             progress("weights", done, parts)
         time.sleep(seconds / parts)
-    return ScriptedEngine(settings, Path(settings.model))
+    return ScriptedEngine(prepared.settings, prepared.path)
 
 
 engine_factory.find_model = Path
+engine_factory.prepare_model = _prepare_model
 engine_factory.open_engine = _open_engine
 
 if __name__ == "__main__":

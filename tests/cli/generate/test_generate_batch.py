@@ -184,8 +184,9 @@ class TestSampling:
         done = program.run("generate", fake_model, "-i", source, "--progress", "json")
         (record,) = done.records
         assert [o["text"] for o in record["outputs"]] == [f"seed 0 output {i}" for i in range(3)]
-        events = [json.loads(line) for line in done.err_lines if line.startswith("{")]
-        assert events[-1] | {"done": 3, "total": 3} == events[-1]
+        events = [json.loads(line) for line in done.err_lines]
+        shown = [event for event in events if event["event"] == "progress"][-1]
+        assert (shown["done"], shown["total"]) == (3, 3)
 
     def test_the_line_beats_the_flag_and_force_beats_the_line(
         self, program: Program, fake_model: Path
@@ -428,7 +429,7 @@ class TestOutput:
         done = program.run(*args, "/dev/null", "--overwrite")
         assert (done.code, done.err_lines) == (
             2,
-            ["error: --overwrite needs a regular file; /dev/null is none"],
+            ["error: --overwrite needs a regular file; /dev/null is none", "try: --output FILE"],
         )
 
     def test_dev_stdout_is_stdout(self, program: Program, fake_model: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from cli.program import Finished, Program, read_records, wait_for
+from minivllm_cli.generate.journal import Journal
+from minivllm_cli.problems import CliError
 
 _LINES = [{"id": f"r{n}", "prompt": "seeded"} for n in range(10)]
 # One sequence at a time, one token a step: a record about every half second.
@@ -130,20 +132,65 @@ def test_overwrite_starts_again(program: Program, fake_model: Path, source: Path
     assert len(program.added) == 10
 
 
-def test_changed_lines_and_changed_sampling_are_answered_again(
+def test_changed_lines_are_answered_again_only_when_asked_to(
     program: Program, fake_model: Path, source: Path
 ) -> None:
     saved = _kill_after(program, 4, _args(fake_model, source))
+    before = (program.home / "out.jsonl.partial").read_bytes()
     lines = [dict(line) for line in _LINES]
     lines[1]["prompt"] = "say other"
     program.write_lines("in.jsonl", lines)
     program.forget_engine()
     done = program.run(*_args(fake_model, source))
+    assert done.code == 2
+    assert f"holds {saved} finished answers; this run would lose 1 of them" in done.err
+    assert "--resume force" in done.err_lines[-1]
+    assert (program.home / "out.jsonl.partial").read_bytes() == before
+    done = program.run(*_args(fake_model, source, "--resume", "force"))
     assert f"resuming: {saved - 1}/10 done" in done.err_lines
+    assert "warning: 1 answered lines changed and are run again" in done.err_lines
     assert program.added[0]["script"] == "say other"
     assert len(program.added) == 10 - saved + 1
     texts = [r["outputs"][0]["text"] for r in read_records(program.home / "out.jsonl")]
     assert texts[:3] == ["seed 0 output 0", "other", "seed 2 output 0"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--limit", "2"],
+        ["--select", "r1"],
+        ["--only-failed", "earlier.jsonl"],
+        ["--temperature", "0.123"],
+        ["--seed", "5"],
+        ["--limit", "2", "--resume", "force"],
+        ["--limit", "2", "--order", "completion", "--format", "text"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_over_less_does_not_throw_answers_away(
+    program: Program, fake_model: Path, source: Path, more: list[str]
+) -> None:
+    program.write_lines("earlier.jsonl", [{"id": "r0", "status": "error", "outputs": []}])
+    saved = _kill_after(program, 4, _args(fake_model, source))
+    before = (program.home / "out.jsonl.partial").read_bytes()
+    program.forget_engine()
+    done = program.run(*_args(fake_model, source, *more))
+    assert (done.code, done.out, program.engine_log) == (2, "", [])
+    assert f"out.jsonl.partial holds {saved} finished answers; this run would lose" in done.err
+    assert done.err_lines[-1].startswith("try: the same command as before, ")
+    assert "--overwrite" in done.err_lines[-1]
+    assert (program.home / "out.jsonl.partial").read_bytes() == before
+    assert not (program.home / "out.jsonl").exists()
+    assert program.run(*_args(fake_model, source)).code == 0
+    assert len(program.added) == 10 - saved
+
+
+def test_a_run_over_more_goes_on(program: Program, fake_model: Path, source: Path) -> None:
+    saved = _kill_after(program, 2, _args(fake_model, source, "--limit", "8"))
+    done = program.run(*_args(fake_model, source, "--order", "completion", "--format", "text"))
+    assert done.code == 0
+    assert f"resuming: {saved}/10 done" in done.err_lines
 
 
 def test_failed_records_are_tried_again(program: Program, fake_model: Path) -> None:
@@ -230,16 +277,53 @@ def test_a_second_run_on_the_same_output_is_refused(
     assert len(read_records(program.home / "out.jsonl")) == 10
 
 
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume", "force"]], ids=" ".join)
 @pytest.mark.parametrize("notes", ["my notes\n", "my notes", '{"journal": 7}\n', "[]\n"])
 def test_a_file_that_is_no_journal_is_left_alone(
-    program: Program, fake_model: Path, source: Path, notes: str
+    program: Program, fake_model: Path, source: Path, notes: str, more: list[str]
 ) -> None:
     partial = program.home / "out.jsonl.partial"
     partial.write_text(notes)
-    done = program.run(*_args(fake_model, source))
+    done = program.run(*_args(fake_model, source, *more))
     assert done.code == 2
-    assert "is not a journal of minivllm" in done.err
+    assert "out.jsonl.partial is not a journal of minivllm" in done.err
+    assert done.err_lines[-1].startswith("try: mv ")
     assert partial.read_text() == notes
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.partial", "out.jsonl.publishing"])
+def test_a_link_where_a_file_of_ours_belongs_is_not_followed(
+    program: Program, fake_model: Path, source: Path, name: str
+) -> None:
+    (program.home / "notes").write_text("precious")
+    (program.home / name).symlink_to("notes")
+    done = program.run(*_args(fake_model, source, "--overwrite"))
+    assert done.code == 2
+    assert name in done.err
+    assert (program.home / "notes").read_text() == "precious"
+    assert (program.home / name).is_symlink()
+
+
+def test_a_foreign_file_where_the_output_is_published_from_is_left_alone(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    (program.home / "out.jsonl.publishing").write_text("precious")
+    assert program.run(*_args(fake_model, source)).code == 2
+    assert (program.home / "out.jsonl.publishing").read_text() == "precious"
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(CliError) as caught:
+        Journal.open(tmp_path / "out.partial", {})
+    assert caught.value.exit_code == 2
+    assert caught.value.problems[0].what.endswith("out.partial: Permission denied")
+    assert caught.value.problems[0].hint
 
 
 @pytest.mark.parametrize("torn", ["", '{"jour', '{"journal":1,"fingerprint":"sha'])

@@ -229,3 +229,40 @@ class TestBatchLines:
         assert _bad({**self._line(model="b"), "custom_id": "2"}, parser)[0] == "model_mismatch"
         other = {"url": "/v1/completions", "body": {"prompt": "x"}, "custom_id": "3"}
         assert _bad({**self._line(), **other}, parser)[0] == "url_mismatch"
+
+
+_TEXT_PART = {"type": "text", "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    "part", [5, None, "hi", [], {}, {"type": "image_url"}, {"type": "text", "text": 5}]
+)
+def test_parts_of_a_content_that_are_no_text_are_named(part: object) -> None:
+    document = {"messages": [{"role": "user", "content": [_TEXT_PART, part]}]}
+    line = LineParser().parse(1, 0, json.dumps(document).encode())
+    assert isinstance(line, BadLine)
+    assert line.code == "invalid_field"
+    assert line.message.startswith("messages[0].content[1] should be ")
+
+
+def test_text_parts_are_left_to_the_template() -> None:
+    document = {"messages": [{"role": "user", "content": [_TEXT_PART]}]}
+    assert isinstance(LineParser().parse(1, 0, json.dumps(document).encode()), RequestLine)
+
+
+def test_an_integer_of_thousands_of_digits_gets_our_own_error() -> None:
+    line = LineParser().parse(1, 0, b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}")
+    assert isinstance(line, BadLine)
+    assert line.message == "an integer of 5,000 digits is too large"
+    assert line.column == 25
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_tokens", True), ("stop", 5), ("stop", [5]), ("stop_token_ids", 5), ("logit_bias", 5)],
+)
+def test_wrong_values_are_explained_without_the_words_of_a_library(key: str, value: object) -> None:
+    line = LineParser().parse(1, 0, json.dumps({"prompt": "x", key: value}).encode())
+    assert isinstance(line, BadLine)
+    for word in ("Value error", "tuple", "dictionary", "Input"):
+        assert word not in line.message

@@ -1,0 +1,107 @@
+"""The application `minivllm`: its commands, and what becomes of their errors."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from minivllm_cli.app import wants_json_events
+from minivllm_cli.console import Console, open_missing_streams, silence_stdout
+from minivllm_cli.options import print_version
+from minivllm_cli.problems import CliError, ExitCode, OutputClosed, Problem
+
+app = typer.Typer(
+    name="minivllm",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=print_version,
+            is_eager=True,
+            show_default=False,
+            help="Print the version and leave",
+        ),
+    ] = False,
+) -> None:
+    """Run hybrid Gated DeltaNet + attention language models from local checkpoints.
+
+    minivllm generate demo --prompt "Define aardvark."
+
+    minivllm chat demo
+    """
+
+
+def _register_commands() -> None:
+    from minivllm_cli import env_command
+    from minivllm_cli.chat import command as chat_command
+    from minivllm_cli.generate import command as generate_command
+
+    generate_command.register(app)
+    chat_command.register(app)
+    env_command.register(app)
+
+
+_register_commands()
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code. Usage errors are written to stderr."""
+    console = Console(json_events=wants_json_events(sys.argv[1:] if args is None else args))
+    try:
+        code: Any = app(args=args, prog_name="minivllm", standalone_mode=False)
+    except typer.TyperException as error:
+        return _usage_error(error, console)
+    except OutputClosed:
+        return _output_closed(console)
+    except CliError as error:
+        for problem in error.problems:
+            console.error(problem)
+        return error.exit_code
+    except typer.Abort:
+        return ExitCode.FAILED
+    except SystemExit:
+        # How Typer leaves when help is printed into a pipe that nobody reads.
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+            raise
+        return _output_closed(console)
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _output_closed(console: Console) -> int:
+    silence_stdout()
+    console.write_line("stopped: stdout was closed by its reader")
+    return ExitCode.OUTPUT_CLOSED
+
+
+def _usage_error(error: typer.TyperException, console: Console) -> int:
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        console.write_line(error.format_message())
+        return ExitCode.USAGE
+    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
+    message = message or "Wrong usage"
+    path = context.command_path if context is not None else "minivllm"
+    console.error(Problem(message[0].lower() + message[1:], hint=f"{path} --help"))
+    return ExitCode.USAGE
+
+
+def run_process() -> int:
+    """Run the command line of this process; the exit code."""
+    open_missing_streams()
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        code = ExitCode.OUTPUT_CLOSED
+    return code
