@@ -4,7 +4,9 @@ A check is a list of user messages with the expected answer to each. The model i
 the other, with its own answers as the history. Used by the evaluations and by the tests.
 """
 
+import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,6 +197,16 @@ def fixture_checks(dictionary: Dictionary) -> list[Check]:
         *recall.lists(10),
         *random.Random(70).sample(held_out, 100),
     ]
+
+
+def ask_by_kind(checks: Sequence[Check], answer: Answerer) -> list[list[str]]:
+    """The model's answers; the progress is printed after each kind."""
+    answers: list[list[str]] = []
+    for kind, group in itertools.groupby(checks, lambda check: check.kind):
+        of_kind, started = list(group), time.time()
+        answers += ask_all(of_kind, answer)
+        print(f"{kind}: {len(of_kind):,} checks, {time.time() - started:.0f} s", flush=True)
+    return answers
 
 
 def ask_all(checks: Sequence[Check], answer: Answerer) -> list[list[str]]:

@@ -8,8 +8,6 @@ from . import phrasings as say
 from .entries import Dictionary, Entry, refusal, with_article
 from .smalltalk import CONVERSATIONAL
 
-REFUSAL_WEIGHT = 8  # known words are safe long before unknown ones are: lean towards refusing
-
 
 @dataclass(frozen=True)
 class Turn:
@@ -17,7 +15,6 @@ class Turn:
     answer: str
     thought: str  # what the model says to itself when thinking is on
     weight: int = 1  # of the answer's tokens in the loss
-    first_weight: int = 1  # of the first of them, where it decides between two kinds of answer
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class WordTalk:
     def _refused(self, word: str, templates: tuple[str, ...]) -> Turn:
         user = ask(self.rng, templates, word, self.rng.random() < 0.8)
         thought = f"The user asks about '{word}', a word I don't know."
-        return Turn(user, refusal(word), thought, first_weight=REFUSAL_WEIGHT)
+        return Turn(user, refusal(word), thought)
 
     def chain(self, length: int) -> list[Turn]:
         """Turns that refer back: "it" is the last word defined, "the first one" the first."""

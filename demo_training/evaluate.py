@@ -12,7 +12,7 @@ from typing import Any
 from minivllm_engine import LLM, SamplingParams
 
 from . import report
-from .checks import Check, Request, all_checks, ask_all, score
+from .checks import Check, Request, all_checks, ask_by_kind, score
 from .entries import Dictionary, load_entries
 
 MAX_TOKENS = 96
@@ -56,7 +56,7 @@ def main() -> None:
     with LLM(args.model) as llm:
         started = time.time()
         answerer = EngineAnswerer(llm)
-        answers = ask_all(checks, answerer)
+        answers = ask_by_kind(checks, answerer)
     counts = score(checks, answers)
     print(report.table(counts))
     print(f"{time.time() - started:.0f} s, {answerer.errors} requests ended with an error")

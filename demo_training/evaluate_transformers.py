@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from . import report
-from .checks import Request, all_checks, ask_all, score
+from .checks import Request, all_checks, ask_by_kind, score
 from .entries import Dictionary, load_entries
 
 MAX_NEW_TOKENS = 96
@@ -72,7 +72,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     started = time.time()
     checks = all_checks(Dictionary(load_entries()), args.sample)
-    answers = ask_all(checks, TransformersAnswerer(args.checkpoint, device, args.batch_tokens))
+    answers = ask_by_kind(checks, TransformersAnswerer(args.checkpoint, device, args.batch_tokens))
     counts = score(checks, answers)
     print(report.table(counts))
     print(f"{time.time() - started:.0f} s on {device}")

@@ -46,6 +46,7 @@ class ChatEncoder:
     """Renders conversations as the chat template does (a test holds the two together)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        #: Token ids of a piece of text.
         self.text = lru_cache(maxsize=200_000)(lambda text: tokenizer.encode(text).ids)
 
     def __call__(self, conversation: Conversation) -> Document:
@@ -66,9 +67,7 @@ class ChatEncoder:
                 self._add(document, [shape.THINK, *self.text("\n")])
                 thought = [*self.text(turn.thought + "\n"), shape.END_THINK]
                 self._add(document, [*thought, *self.text("\n\n")], 1)
-            first, *rest = self.text(turn.answer)
-            self._add(document, [first], max(turn.weight, turn.first_weight))
-            self._add(document, [*rest, shape.IM_END], turn.weight)
+            self._add(document, [*self.text(turn.answer), shape.IM_END], turn.weight)
             self._add(document, self.text("\n"))
         return document
 

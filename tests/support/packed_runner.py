@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def load_model(path, dtype: torch.dtype = torch.float32) -> MiniQwenForCausalLM:
     model = MiniQwenForCausalLM(ModelConfig.from_dir(path), dtype=dtype, device=CPU)
-    load_weights(model, CheckpointIndex.open(path), dtype=dtype)
+    load_weights(model, CheckpointIndex.open(path))
     return model
 
 

@@ -23,7 +23,8 @@ class GatedAttention(nn.Module):
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
+        self.head_dim = config.head_dim
+        self.eps = torch.tensor([config.rms_norm_eps], device=device)
         hidden = config.hidden_size
         width = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
 

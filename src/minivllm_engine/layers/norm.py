@@ -7,15 +7,18 @@ import torch.nn.functional as F
 from torch import nn
 
 
-def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end."""
+def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    """x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end.
+
+    eps: [1] fp32, added to the mean square.
+    """
     return x.mul(_inverse_rms(x, eps)).mul_(scale).to(x.dtype)
 
 
-def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+def _inverse_rms(x: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     """[..., 1] fp32."""
     norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    return norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
+    return torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
 
 
 class RMSNorm(nn.Module):
@@ -23,7 +26,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = torch.tensor([eps], device=device)
         self.weight = nn.Parameter(
             torch.empty(size, dtype=dtype, device=device), requires_grad=False
         )
@@ -45,7 +48,7 @@ class GatedRMSNorm(nn.Module):
 
     def __init__(self, size: int, *, eps: float, device: torch.device) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = torch.tensor([eps], device=device)
         self.weight = nn.Parameter(
             torch.empty(size, dtype=torch.float32, device=device), requires_grad=False
         )
