@@ -170,7 +170,7 @@ def all_checks(dictionary: Dictionary, sample: int | None = None) -> list[Check]
         *(check for tokens in (128, 256, 512, 1024) for check in recall.distance(tokens, 250)),
         *recall.overwrite(500),
         *recall.code_after_turns(400),
-        *recall.lists(400),
+        *sorted(recall.lists(400), key=lambda check: check.kind),
         *recall.varied(500),
         *unknown(dictionary),
         *small_talk(),
