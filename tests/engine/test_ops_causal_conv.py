@@ -42,7 +42,7 @@ def test_packed_chunks_with_history(num_taps: int, chunks: tuple[int, ...]) -> N
         x = torch.cat([whole[i][done[i] : done[i] + lengths[i]] for i in alive])
         starts, some = (tuple(x[i] for i in alive) for x in (done, lengths))
         plan = ConvPlan.build(slots[alive], starts, some, num_taps)
-        out = causal_conv_prefill(x, pool, weight, plan)
+        out = causal_conv_prefill(x, pool, weight.float().unbind(0), plan)
         for i, part in zip(alive, out.split([lengths[i] for i in alive]), strict=True):
             outputs[i].append(part)
             done[i] += lengths[i]
@@ -60,7 +60,7 @@ def test_steps(num_taps: int) -> None:
     slots = torch.tensor([3, 4, 1])
     pool = torch.full((6, CHANNELS, num_taps - 1), NAN)
     pool[slots] = 0
-    steps = [causal_conv_step(whole[:, t], pool, slots, weight) for t in range(9)]
+    steps = [causal_conv_step(whole[:, t], pool, weight.unbind(0), slots) for t in range(9)]
     for i in range(3):
         torch.testing.assert_close(torch.stack(steps, 1)[i], definition(whole[i], weight))
         assert torch.equal(pool[slots[i]], tail(whole[i], num_taps))
@@ -72,12 +72,15 @@ def test_sums_are_taken_in_fp32_and_rounded_once() -> None:
     x = torch.randn(7, CHANNELS).bfloat16()
     pool = torch.zeros(1, CHANNELS, 3, dtype=torch.bfloat16)
     plan = ConvPlan.build(torch.tensor([0]), (0,), (7,), 4)
-    out = causal_conv_prefill(x, pool, weight, plan)
+    out = causal_conv_prefill(x, pool, weight.float().unbind(0), plan)
     sums = F.conv1d(
         F.pad(x.float().t(), (3, 0)).unsqueeze(0), weight.float().t().unsqueeze(1), groups=CHANNELS
     )
     assert torch.equal(out, F.silu(sums[0].t().bfloat16()))
     again = torch.zeros_like(pool)
-    steps = [causal_conv_step(x[t : t + 1], again, torch.tensor([0]), weight) for t in range(7)]
+    steps = [
+        causal_conv_step(x[t : t + 1], again, weight.float().unbind(0), torch.tensor([0]))
+        for t in range(7)
+    ]
     assert torch.equal(torch.cat(steps), out)
     assert torch.equal(again, pool)

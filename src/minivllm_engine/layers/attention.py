@@ -50,7 +50,9 @@ class GatedAttention(nn.Module):
             sources.append(("bias", self.in_bias))
         for kind, source in sources:
             heads = source.view(-1, self.head_dim, *source.shape[1:])
-            query, key, gate, value = torch.split(heads, [self.num_heads, self.num_kv_heads] * 2)
+            query, key, gate, value = torch.split_with_sizes(
+                heads, [self.num_heads, self.num_kv_heads] * 2
+            )
             # A query head and its gate are the same distance apart for all heads: one strided view.
             distance = gate.storage_offset() - query.storage_offset()
             strides = (heads.stride(0), distance, *heads.stride()[1:])
@@ -72,13 +74,13 @@ class GatedAttention(nn.Module):
         """
         num_rotated = self.num_heads + self.num_kv_heads
         projected = linear(x, self.in_proj, self.in_bias)
-        query_key, gate, value = torch.split(
+        query_key, gate, value = torch.split_with_sizes(
             projected.view(x.shape[0], -1, self.head_dim),
             [num_rotated, self.num_heads, self.num_kv_heads],
             dim=1,
         )
         query_key = apply_rotary(rms_norm(query_key, self._scale, self.eps), plan.cos, plan.sin)
-        query, key = torch.split(query_key, [self.num_heads, self.num_kv_heads], dim=1)
+        query, key = torch.split_with_sizes(query_key, [self.num_heads, self.num_kv_heads], dim=1)
         keys.flatten(0, 1).index_copy_(0, plan.kv_slots, key)
         values.flatten(0, 1).index_copy_(0, plan.kv_slots, value)
         attended = paged_attention(query, keys, values, plan.attention)

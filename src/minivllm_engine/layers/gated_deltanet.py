@@ -46,7 +46,7 @@ class GatedDeltaNet(nn.Module):
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         heads = self.num_value_heads
         sizes = [self.conv_dim, self.value_dim, heads, heads]
-        qkv, z, b, a = torch.split(self.in_proj.t(), sizes)
+        qkv, z, b, a = torch.split_with_sizes(self.in_proj.t(), sizes)
         return {
             "in_proj_qkv.weight": qkv,
             "in_proj_z.weight": z,
@@ -72,35 +72,56 @@ class GatedDeltaNet(nn.Module):
         """
         heads = self.num_value_heads
         sizes = [self.conv_dim, self.value_dim, heads, heads]
-        raw, z, b, a = torch.split(linear(x, self.in_proj), sizes, dim=-1)
+        raw, z, b, a = torch.split_with_sizes(linear(x, self.in_proj), sizes, dim=-1)
         beta = torch.sigmoid(b)
         # In fp64 because the last bit of an fp32 softplus depends on where in a batch the number stands.
         negative_a, dt_bias = self._gate
         g = negative_a * F.softplus(a.double() + dt_bias)
-        cut = plan.num_decodes
-        outputs = []
-        if plan.decode is not None:
-            if plan.decode.fresh is not None:
-                conv_pool.index_fill_(0, plan.decode.fresh, 0)
-                state_pool.index_fill_(0, plan.decode.fresh, 0)
-            convolved = causal_conv_step(raw[:cut], conv_pool, plan.decode.slots, self.conv)
-            q, k, v = self._heads(convolved)
-            outputs.append(
-                gated_delta_step(
-                    q, k, v, g=g[:cut], beta=beta[:cut], pool=state_pool, plan=plan.decode
-                )
-            )
-        if plan.prefill is not None:
-            convolved = causal_conv_prefill(raw[cut:], conv_pool, self.conv, plan.prefill.conv)
-            q, k, v = self._heads(convolved)
-            outputs.append(
-                chunk_gated_delta_rule(
-                    q, k, v, g=g[cut:], beta=beta[cut:], pool=state_pool, plan=plan.prefill.chunks
-                )
-            )
-        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        pools = conv_pool, state_pool
+        if plan.prefill is None:
+            out = self._decode(raw, g, beta, *pools, plan)
+        elif plan.decode is None:
+            out = self._prefill(raw, g, beta, *pools, plan)
+        else:
+            cut = plan.num_decodes
+            decoded = self._decode(raw[:cut], g[:cut], beta[:cut], *pools, plan)
+            out = torch.cat((decoded, self._prefill(raw[cut:], g[cut:], beta[cut:], *pools, plan)))
         normed = self.norm(out, z.reshape(out.shape)).flatten(1)
         return linear(normed, self.out_proj)
+
+    def _decode(
+        self,
+        raw: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        conv_pool: torch.Tensor,
+        state_pool: torch.Tensor,
+        plan: StepPlan,
+    ) -> torch.Tensor:
+        assert plan.decode is not None
+        if plan.decode.fresh is not None:
+            conv_pool.index_fill_(0, plan.decode.fresh, 0)
+            state_pool.index_fill_(0, plan.decode.fresh, 0)
+        q, k, v = self._heads(causal_conv_step(raw, conv_pool, self._taps, plan.decode.slots))
+        return gated_delta_step(q, k, v, g=g, beta=beta, pool=state_pool, plan=plan.decode)
+
+    def _prefill(
+        self,
+        raw: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        conv_pool: torch.Tensor,
+        state_pool: torch.Tensor,
+        plan: StepPlan,
+    ) -> torch.Tensor:
+        assert plan.prefill is not None
+        q, k, v = self._heads(causal_conv_prefill(raw, conv_pool, self._taps, plan.prefill.conv))
+        chunks = plan.prefill.chunks
+        return chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=state_pool, plan=chunks)
+
+    @cached_property
+    def _taps(self) -> tuple[torch.Tensor, ...]:
+        return self.conv.float().unbind(0)
 
     @cached_property
     def _gate(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +130,7 @@ class GatedDeltaNet(nn.Module):
 
     def _heads(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sizes = [self.key_dim, self.key_dim, self.value_dim]
-        q, k, v = torch.split(convolved, sizes, dim=-1)
+        q, k, v = torch.split_with_sizes(convolved, sizes, dim=-1)
         rows = convolved.shape[0]
         return (
             q.view(rows, self.num_heads, -1),

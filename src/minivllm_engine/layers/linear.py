@@ -18,11 +18,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         weight: [in, out]: for few rows up to a third faster than the [out, in] of checkpoints.
         bias: [out].
     """
-    num_rows = x.shape[0]
-    if num_rows == 1:
-        x = x.expand(2, -1)
-    out = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-    return out[:num_rows]
+    if x.shape[0] == 1:
+        return linear(x.expand(2, -1), weight, bias)[:1]
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def output_head(x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:

@@ -6,13 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minivllm_engine.ops.precision import cast, fp32
+
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     """x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end.
 
     eps: [1] fp32, added to the mean square.
     """
-    return x.mul(_inverse_rms(x, eps)).mul_(scale).to(x.dtype)
+    return cast(x.mul(_inverse_rms(x, eps)).mul_(scale), x.dtype)
 
 
 def _inverse_rms(x: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
@@ -55,5 +57,5 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x, gate: [..., size]."""
-        normed = x.mul(_inverse_rms(x, self.eps)).to(x.dtype)
-        return F.silu(gate.float()).mul_(self.weight).mul_(normed).to(x.dtype)
+        normed = cast(x.mul(_inverse_rms(x, self.eps)), x.dtype)
+        return cast(F.silu(fp32(gate)).mul_(self.weight).mul_(normed), x.dtype)

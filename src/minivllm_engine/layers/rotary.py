@@ -39,5 +39,5 @@ def rotary_cos_sin(
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate x [num_tokens, num_heads, head_dim] in its first dimensions; the others pass through."""
     half = cos.shape[-1]
-    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
+    first, second, rest = torch.split_with_sizes(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from minivllm_engine.model_input import ModelInput
+from minivllm_engine.ops.precision import cast, fp32
 
+_GRAIN = 8
 _BATCHED = 64  # chunks up to this length are padded and computed together, longer ones alone
-_MAX_NUMBERS = 1 << 22
+# Of keys, of values and of scores at a time: as many as stay in a core's cache.
+_MAX_NUMBERS = 1 << 18
 _MIN_KEYS = 64
 
 
@@ -63,6 +66,10 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
 
+    def width(self, num_queries: int) -> int:
+        """Numbers that one key of a sequence takes, gathered or as scores of so many queries."""
+        return max(num_queries * self.num_heads, self.num_kv_heads * self.head_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -72,21 +79,27 @@ class AttentionPlan:
 
     @classmethod
     def build(cls, batch: ModelInput, shape: KVShape) -> "AttentionPlan":
-        members: defaultdict[int, list[int]] = defaultdict(list)  # padded length -> sequences
-        alone = []
+        contexts = [
+            start + length for start, length in zip(batch.starts, batch.lengths, strict=True)
+        ]
+        alike: defaultdict[int, list[int]] = defaultdict(list)  # padded length -> sequences
+        parts = []
         for i, length in enumerate(batch.lengths):
             if length > _BATCHED:
-                alone.append((length, [i]))
+                parts.append((length, [i]))
             else:
-                members[1 << (length - 1).bit_length()].append(i)
-        return cls(
-            tuple(_group(batch, seqs, size, shape) for size, seqs in (*members.items(), *alone))
-        )
+                alike[length if length == 1 else -(-length // _GRAIN) * _GRAIN].append(i)
+        for size, seqs in alike.items():
+            seqs.sort(key=lambda i: -contexts[i])
+            while seqs:
+                count = max(1, _MAX_NUMBERS // (shape.width(size) * contexts[seqs[0]]))
+                parts.append((size, seqs[:count]))
+                seqs = seqs[count:]
+        return cls(tuple(_group(batch, seqs, size, shape) for size, seqs in parts))
 
 
 def _group(batch: ModelInput, seqs: list[int], num_queries: int, shape: KVShape) -> _Group:
     device = batch.slots.device
-    seqs = sorted(seqs, key=lambda i: -(batch.starts[i] + batch.lengths[i]))
     first_rows = [0, *itertools.accumulate(batch.lengths)]
 
     def column(values: Sequence[int]) -> torch.Tensor:
@@ -101,10 +114,9 @@ def _group(batch: ModelInput, seqs: list[int], num_queries: int, shape: KVShape)
     contexts = [batch.starts[i] + batch.lengths[i] for i in seqs]
     tables = batch.block_tables[torch.tensor(seqs, device=device)]
     heads = torch.arange(shape.num_kv_heads, device=device).unsqueeze(1)
-    width = max(num_queries * shape.num_heads, shape.num_kv_heads * shape.head_dim)
     size = shape.block_size
     key_ranges = []
-    for first, last, count in _cut(contexts, width):
+    for first, last, count in _cut(contexts, shape.width(num_queries)):
         skipped = max(0, first - max(batch.starts[i] for i in seqs[:count]))
         positions = torch.arange(first, last, device=device)
         inside = torch.minimum(positions, (starts + lengths)[:count] - 1)
@@ -118,7 +130,7 @@ def _group(batch: ModelInput, seqs: list[int], num_queries: int, shape: KVShape)
 def _cut(contexts: list[int], width: int) -> Iterator[tuple[int, int, int]]:
     """Ranges (first position, last, sequences that reach it) of contexts in falling order.
 
-    A key of a sequence takes `width` numbers, gathered or computed; a range takes _MAX_NUMBERS.
+    A key of a sequence takes `width` numbers; a range takes at most _MAX_NUMBERS, if it can.
     """
     first, count = 0, len(contexts)
     while count:
@@ -147,13 +159,13 @@ def paged_attention(
     out = q.new_empty(q.shape)
     for group in plan.groups:
         num_seqs, num_queries = group.queries.shape
-        some = q.index_select(0, group.queries.flatten()).float() * head_dim**-0.5
+        some = fp32(q.index_select(0, group.queries.flatten())) * head_dim**-0.5
         by_head = some.view(num_seqs, num_queries, num_kv_heads, -1, head_dim).permute(
             0, 2, 3, 1, 4
         )
         attended = _attend(by_head, key_rows, value_rows, group)
         attended = attended.permute(0, 3, 1, 2, 4).reshape(num_seqs * num_queries, -1, head_dim)
-        out.index_copy_(0, group.tokens, attended.index_select(0, group.places).to(q.dtype))
+        out.index_copy_(0, group.tokens, cast(attended.index_select(0, group.places), q.dtype))
     return out
 
 
@@ -164,16 +176,17 @@ def _attend(
     group: _Group,
 ) -> torch.Tensor:
     """softmax(q k^T) v over several ranges of keys (arXiv 1805.02867); q is [N, G, R, T, d]."""
+    if len(group.key_ranges) == 1:
+        scores = _scores(q, key_rows, group, group.key_ranges[0])
+        weights = scores.softmax(-1).flatten(2, 3)
+        return (weights @ _gather(value_rows, group.key_ranges[0].rows)).view_as(q)
     # Finite, so that a range in which a query sees nothing changes nothing.
     maximum = q.new_full((*q.shape[:-1], 1), torch.finfo(torch.float32).min)
     total, weighted = torch.zeros_like(maximum), torch.zeros_like(q)
     for keys in group.key_ranges:
         seen = (slice(keys.num_seqs), ..., slice(keys.skipped, None), slice(None))
         some = q[seen]
-        scores = some.flatten(2, 3) @ _gather(key_rows, keys.rows).mT
-        seen_until = group.positions[: keys.num_seqs, None, None, keys.skipped :, None]
-        scores = scores.view(*some.shape[:-1], -1)
-        scores.masked_fill_(keys.positions > seen_until, -torch.inf)
+        scores = _scores(some, key_rows, group, keys)
         higher = torch.maximum(maximum[seen], scores.amax(-1, keepdim=True))
         weights = scores.sub_(higher).exp_()
         rescale = (maximum[seen] - higher).exp_()
@@ -184,6 +197,15 @@ def _attend(
     return weighted / total
 
 
+def _scores(
+    q: torch.Tensor, key_rows: torch.Tensor, group: _Group, keys: _KeyRange
+) -> torch.Tensor:
+    """q k^T [N, G, R, T, num_keys], -inf where a query does not see."""
+    scores = (q.flatten(2, 3) @ _gather(key_rows, keys.rows).mT).view(*q.shape[:-1], -1)
+    seen_until = group.positions[: keys.num_seqs, None, None, keys.skipped :, None]
+    return scores.masked_fill_(keys.positions > seen_until, -torch.inf)
+
+
 def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """rows[index] in fp32, for index [N, G, T]: [N, G, T, d]."""
-    return rows.index_select(0, index.flatten()).view(*index.shape, -1).float()
+    return fp32(rows.index_select(0, index.flatten()).view(*index.shape, -1))

@@ -5,10 +5,13 @@ first. Tap W - 1 multiplies the current token. Sums are taken in fp32 and rounde
 multiply-adds throughout: torch's grouped `conv1d` is slow on CPUs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from minivllm_engine.ops.precision import cast, fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,56 +77,54 @@ class ConvPlan:
 
 
 def causal_conv_prefill(
-    x: torch.Tensor, pool: torch.Tensor, weight: torch.Tensor, plan: ConvPlan
+    x: torch.Tensor, pool: torch.Tensor, taps: Sequence[torch.Tensor], plan: ConvPlan
 ) -> torch.Tensor:
     """Convolve packed sequences; their history in `pool` moves on to their ends.
 
     Args:
         x: [num_tokens, D], raw inputs.
         pool: [num_slots, D, W - 1].
-        weight: [W, D].
+        taps: W of [D], fp32.
         plan: made for these sequences.
 
     Returns:
         [num_tokens, D] after SiLU.
     """
-    num_taps, channels = weight.shape
+    carried, channels = pool.shape[2], pool.shape[1]
     rows = x.new_empty(plan.num_rows, channels)
     history = pool.index_select(0, plan.slots).index_fill_(0, plan.fresh, 0).transpose(1, 2)
     rows.index_copy_(0, plan.history, history.reshape(-1, channels))
     rows.index_copy_(0, plan.tokens, x)
-    wide, weight = rows.float(), weight.float()
-    total = wide[num_taps - 1 :] * weight[-1]
-    for tap in range(num_taps - 1):
-        total.addcmul_(wide[tap : tap + total.shape[0]], weight[tap])
-    tails = rows.index_select(0, plan.tails).view(-1, num_taps - 1, channels)
+    wide = fp32(rows)
+    total = wide[carried:] * taps[-1]
+    for i in range(carried):
+        total.addcmul_(wide[i : i + total.shape[0]], taps[i])
+    tails = rows.index_select(0, plan.tails).view(-1, carried, channels)
     pool.index_copy_(0, plan.slots, tails.transpose(1, 2))
-    return F.silu(total.index_select(0, plan.outputs).to(x.dtype), inplace=True)
+    return F.silu(cast(total.index_select(0, plan.outputs), x.dtype), inplace=True)
 
 
 def causal_conv_step(
-    x: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor, weight: torch.Tensor
+    x: torch.Tensor, pool: torch.Tensor, taps: Sequence[torch.Tensor], slots: torch.Tensor
 ) -> torch.Tensor:
     """One token for each of N sequences; their history in `pool` moves on by one.
 
     Args:
         x: [N, D], raw inputs.
         pool: [num_slots, D, W - 1].
+        taps: W of [D], fp32.
         slots: [N], no two alike.
-        weight: [W, D].
 
     Returns:
         [N, D] after SiLU.
     """
     history = pool.index_select(0, slots)
-    wide, weight = history.float(), weight.float()
-    total = x * weight[-1]
-    for column, tap in zip(wide.unbind(-1), weight, strict=False):
+    total = x * taps[-1]
+    for column, tap in zip(fp32(history).unbind(-1), taps, strict=False):
         total.addcmul_(column, tap)
-    moved = torch.empty_like(history)
-    # One copy for all: shifted by one over the flattened channels, the oldest input of a channel lands
-    # where the newest of the one before it belongs, and is overwritten.
-    moved.flatten(1)[:, :-1] = history.flatten(1)[:, 1:]
-    moved[..., -1] = x
+    # Rolled over the flattened channels, which is one contiguous copy, the oldest input of a channel
+    # lands where the newest of the one before it belongs, and is overwritten.
+    moved = history.flatten(1).roll(-1, 1).view_as(history)
+    moved.select(-1, -1).copy_(x)
     pool.index_copy_(0, slots, moved)
-    return F.silu(total.to(x.dtype), inplace=True)
+    return F.silu(cast(total, x.dtype), inplace=True)

@@ -1,6 +1,5 @@
 """How the sequences of a step are laid out for the delta rule: the same for all DeltaNet layers."""
 
-import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +9,7 @@ import torch
 Begin = Literal["empty", "slot", "carried"]
 
 CHUNK = 64
-_MIN_CHUNK = 16
+_GRAIN = 8
 # Steps that are worked on together: bounds the scratch memory, whatever the length of a prompt.
 _MAX_STEPS = 1024
 
@@ -23,15 +22,20 @@ class Part:
         begin: "empty" where all of the sequences begin here, so that their state is zero; "slot" where
             it lies in their slots; "carried" where the one sequence is that of the part before.
         slots: [shape[0]], of the sequences.
-        tokens: [num_tokens], rows of the packed batch.
-        places: [num_tokens], where in the flattened layout each of them goes; the rest is padding.
+        rows: the row of the packed batch that each place of the flattened layout takes; where there is
+            none, any row of the same sequence.
+        padding: the places where there is none.
+        places: the others, and
+        tokens: their rows.
     """
 
     shape: tuple[int, int, int]
     begin: Begin
     slots: torch.Tensor
-    tokens: torch.Tensor
+    rows: torch.Tensor
+    padding: torch.Tensor
     places: torch.Tensor
+    tokens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class ChunkPlan:
     """How packed sequences are cut into chunks.
 
     A sequence of more than one chunk goes alone, a bounded number of chunks at a time. Shorter ones
-    go together, each padded to a power of two that depends on its own length only.
+    go together, each padded to the next multiple of 8.
     """
 
     parts: tuple[Part, ...]
@@ -61,7 +65,7 @@ class ChunkPlan:
         for seq, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             begin: Begin = "slot" if start else "empty"
             if length <= CHUNK:
-                size = max(_MIN_CHUNK, 1 << (length - 1).bit_length())
+                size = -(-length // _GRAIN) * _GRAIN
                 short[size, begin].append((seq, row, length))
             else:
                 for done in range(0, length, _MAX_STEPS):
@@ -82,17 +86,20 @@ def _part(
 ) -> Part:
     """members: (sequence, first row, length), in chunks of `size` steps."""
     num_chunks = -(-max(length for _, _, length in members) // size)
-    tokens = [torch.arange(row, row + length) for _, row, length in members]
-    places = [
-        torch.arange(i * num_chunks * size, i * num_chunks * size + length)
-        for i, (_, _, length) in enumerate(members)
-    ]
+    steps = torch.arange(num_chunks * size)
+    first_rows = torch.tensor([row for _, row, _ in members]).unsqueeze(1)
+    lengths = torch.tensor([length for _, _, length in members]).unsqueeze(1)
+    rows = (first_rows + torch.minimum(steps, lengths - 1)).flatten()
+    real = (steps < lengths).flatten()
+    places = real.nonzero().squeeze(1)
     return Part(
         (len(members), num_chunks, size),
         begin,
         slots[[seq for seq, _, _ in members]],
-        torch.cat(tokens).to(slots.device),
-        torch.cat(places).to(slots.device),
+        rows.to(slots.device),
+        real.logical_not().nonzero().squeeze(1).to(slots.device),
+        places.to(slots.device),
+        rows[places].to(slots.device),
     )
 
 
@@ -103,26 +110,25 @@ class SlotPlan:
     Attributes:
         slots: [N].
         fresh: the slots of sequences that begin here, or None: their state is zero.
-        order: [N], the sequences by ascending slot, or None where they are in that order.
-        back: [N], the inverse of order.
-        runs: (first slot, first and last sequence in that order) of slots that follow one another.
+        span: the first and last slot of a range that holds them all, and no more others than them;
+            None where they lie wider apart.
+        places: [N], where in that range each sequence's slot is; None where they fill it in order.
     """
 
     slots: torch.Tensor
     fresh: torch.Tensor | None
-    order: torch.Tensor | None
-    back: torch.Tensor | None
-    runs: tuple[tuple[int, int, int], ...]
+    span: tuple[int, int] | None
+    places: torch.Tensor | None
 
     @classmethod
     def build(cls, slots: torch.Tensor, starts: tuple[int, ...]) -> "SlotPlan":
         """slots: [N], no two alike; starts: tokens of each sequence that its state has seen."""
         fresh = [i for i, start in enumerate(starts) if start == 0]
-        fresh_slots = slots[fresh] if fresh else None
-        ordered, order = slots.sort()
-        ids = ordered.tolist()
-        cuts = [0, *(i for i in range(1, len(ids)) if ids[i] != ids[i - 1] + 1), len(ids)]
-        runs = tuple((ids[a], a, b) for a, b in itertools.pairwise(cuts) if a < b)
-        if torch.equal(ordered, slots):
-            return cls(slots, fresh_slots, None, None, runs)
-        return cls(slots, fresh_slots, order, order.argsort(), runs)
+        ids = slots.tolist()
+        first, last = min(ids), max(ids) + 1
+        return cls(
+            slots=slots,
+            fresh=slots[fresh] if fresh else None,
+            span=(first, last) if last - first <= 2 * len(ids) else None,
+            places=None if ids == list(range(first, last)) else slots - first,
+        )

@@ -7,11 +7,10 @@ belongs to key head j // (HV // H). States are V-first, [HV, V, K]. q and k come
 normalised here, and q is scaled by K ** -0.5.
 """
 
-import math
-
 import torch
 
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.precision import cast, fp32
 
 _NORM_EPS = 1e-6
 
@@ -44,18 +43,17 @@ def chunk_gated_delta_rule(
     out = v.new_empty(v.shape)
     state: torch.Tensor | None = None
     for part in plan.parts:
-        laid_out = []
-        for x in (q, k, v, g, beta):
-            rows = x.new_zeros(math.prod(part.shape), *x.shape[1:], dtype=torch.float32)
-            rows.index_copy_(0, part.places, x.index_select(0, part.tokens).float())
-            laid_out.append(rows.view(*part.shape, *x.shape[1:]))
+        laid_out = [fp32(x.index_select(0, part.rows)) for x in (q, k, v, g, beta)]
+        for x in laid_out[3:]:
+            x.index_fill_(0, part.padding, 0)
         if part.begin == "empty":
             state = None
         elif part.begin == "slot":
-            state = pool.index_select(0, part.slots).float()
-        o, state = _chunks(*laid_out, state=state)
-        pool.index_copy_(0, part.slots, state.to(pool.dtype))
-        out.index_copy_(0, part.tokens, o.flatten(0, 2).index_select(0, part.places).to(v.dtype))
+            state = fp32(pool.index_select(0, part.slots))
+        o, state = _chunks(*(x.view(*part.shape, *x.shape[1:]) for x in laid_out), state=state)
+        pool.index_copy_(0, part.slots, cast(state, pool.dtype))
+        real = o.flatten(0, 2).index_select(0, part.places)
+        out.index_copy_(0, part.tokens, cast(real, v.dtype))
     return out
 
 
@@ -157,16 +155,20 @@ def gated_delta_step(
     Returns:
         o [N, HV, V] in v's dtype.
     """
-    if pool.dtype != torch.float32:
-        state = pool.index_select(0, plan.slots).float()
-        out = _step(q, k, v, g, beta, states=[state])
-        pool.index_copy_(0, plan.slots, state.to(pool.dtype))
+    if plan.span is None or pool.dtype != torch.float32:
+        state = fp32(pool.index_select(0, plan.slots))
+        out = _step(q, k, v, g, beta, state)
+        pool.index_copy_(0, plan.slots, cast(state, pool.dtype))
         return out
-    runs = [pool[slot : slot + last - first] for slot, first, last in plan.runs]
-    if plan.order is None or plan.back is None:
-        return _step(q, k, v, g, beta, states=runs)
-    ordered = [x.index_select(0, plan.order) for x in (q, k, v, g, beta)]
-    return _step(*ordered, states=runs).index_select(0, plan.back)
+    state = pool[slice(*plan.span)]
+    if plan.places is None:
+        return _step(q, k, v, g, beta, state)
+    # Slots in between that are not ours get a step of g = 0 and beta = 0, which leaves them as they are.
+    q, k, v, g, beta = (
+        x.new_zeros(state.shape[0], *x.shape[1:]).index_copy_(0, plan.places, x)
+        for x in (q, k, v, g, beta)
+    )
+    return _step(q, k, v, g, beta, state).index_select(0, plan.places)
 
 
 def _step(
@@ -175,52 +177,29 @@ def _step(
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
-    *,
-    states: list[torch.Tensor],
+    state: torch.Tensor,
 ) -> torch.Tensor:
-    """As `gated_delta_step`; the sequences' fp32 states are those in `states`, one after the other.
+    """As `gated_delta_step`, on the sequences' states [N, HV, V, K] fp32, in three passes over them.
 
     With a = exp(g), S q after the update is a (S q) + d (k q): so one product reads S k and S q.
     """
     num_seqs, heads, key_dim = k.shape
     value_heads, value_dim = v.shape[1:]
     by_key_head = (num_seqs, heads, value_heads // heads)
-    both = _l2norm(torch.stack((k, q), dim=2).float())  # [N, H, 2, K]
-    keys, queries = both[:, :, 0], both[:, :, 1]
-    kq = (keys * queries).sum(-1).view(num_seqs, heads, 1, 1)
+    both = _l2norm(fp32(torch.stack((k, q), dim=2)))  # [N, H, 2, K]
+    keys, queries = both.unbind(2)
+    kq = torch.linalg.vecdot(keys, queries).view(num_seqs, heads, 1, 1)
     # In fp64 because the last bit of an fp32 exp depends on where in a batch the number stands.
-    decay = g.double().exp().float().view(*by_key_head, 1)
-    state_k, state_q = _read(states, both).view(num_seqs, heads, 2, -1, value_dim).unbind(2)
-    values = v.float().reshape(*by_key_head, value_dim)
-    delta = torch.addcmul(values, decay, state_k, value=-1)
-    delta *= beta.float().reshape(*by_key_head, 1)
+    decay = cast(g, torch.float64).exp().float().view(*by_key_head, 1)
+    read = torch.bmm(both.flatten(0, 1), state.view(num_seqs * heads, -1, key_dim).mT)
+    state_k, state_q = read.view(num_seqs, heads, 2, -1, value_dim).unbind(2)
+    delta = torch.addcmul(fp32(v).view(*by_key_head, value_dim), decay, state_k, value=-1)
+    delta.mul_(fp32(beta).reshape(*by_key_head, 1))
     out = (decay * state_q).addcmul_(delta, kq).mul_(key_dim**-0.5)
-    _write(states, decay.view(num_seqs, value_heads, 1, 1), delta.flatten(2), keys)
-    return out.view(num_seqs, value_heads, value_dim).to(v.dtype)
-
-
-def _read(states: list[torch.Tensor], vectors: torch.Tensor) -> torch.Tensor:
-    """S x for each of `vectors` [N, H, M, K]: [N, H, M, HV / H * V]."""
-    heads, key_dim = vectors.shape[1], vectors.shape[3]
-    value_width = states[0][0].numel() // (heads * key_dim)
-    out = vectors.new_empty(*vectors.shape[:3], value_width)
-    sizes = [state.shape[0] * heads for state in states]
-    parts = torch.split(vectors.flatten(0, 1), sizes), torch.split(out.flatten(0, 1), sizes)
-    for state, some, result in zip(states, *parts, strict=True):
-        torch.bmm(some, state.view(-1, value_width, key_dim).mT, out=result)
-    return out
-
-
-def _write(
-    states: list[torch.Tensor], decay: torch.Tensor, delta: torch.Tensor, keys: torch.Tensor
-) -> None:
-    """S <- decay S + d k^T in place; decay [N, HV, 1, 1], delta [N, H, HV / H * V], keys [N, H, K]."""
-    sizes = [state.shape[0] for state in states]
-    by_key_head = (-1, *delta.shape[1:], keys.shape[-1])
-    parts = (torch.split(x, sizes) for x in (decay, delta.unsqueeze(-1), keys.unsqueeze(-2)))
-    for state, a, d, k in zip(states, *parts, strict=True):
-        state.mul_(a)
-        state.view(by_key_head).addcmul_(d, k)
+    state.mul_(decay.view(num_seqs, value_heads, 1, 1))
+    outer = delta.view(num_seqs, heads, -1, 1), keys.unsqueeze(2)
+    state.view(num_seqs, heads, -1, key_dim).addcmul_(*outer)
+    return cast(out.view(num_seqs, value_heads, value_dim), v.dtype)
 
 
 def _l2norm(x: torch.Tensor) -> torch.Tensor:
