@@ -130,10 +130,14 @@ class Console:
         self._write(text)
 
     def _write_raw_line(self, text: str) -> None:
-        if self._above is not None:
-            self._above(text)
-        else:
-            self._write(text + "\n")
+        try:
+            if self._above is not None:
+                self._above(text)
+            else:
+                self._write(text + "\n")
+        except RuntimeError:
+            # A signal's handler says something while this very stream is written to: Python refuses that.
+            os.write(2, (text + "\n").encode("utf-8", "replace"))
 
     def _write(self, text: str) -> None:
         if self._gone or sys.stderr is None:

@@ -18,8 +18,8 @@ class Interrupts:
     """What a signal does now. Made once a process; a command says what it is doing.
 
     By default the first signal prints a line and raises KeyboardInterrupt in the main thread, and the
-    second one ends the process. Inside `stopping_with` the first signal only calls back. SIGTERM does
-    the same with exit code 143.
+    second one ends the process. Inside `stopping_with` the first signal only calls back, inside
+    `deferred` it only prints. SIGTERM does the same with exit code 143.
 
     Attributes:
         received: the first signal that came, if one did.
@@ -32,6 +32,7 @@ class Interrupts:
         self._console = console
         self._count = 0
         self._callback: Callable[[int], None] | None = None
+        self._deferred = False
         self._watchdog: threading.Timer | None = None
 
     @property
@@ -79,6 +80,19 @@ class Interrupts:
         finally:
             self._callback, self._count = before
 
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within, the first signal raises nothing: `check` does, when it is called.
+
+        For native code that aborts the process when an exception gets into it, as torch does while it
+        loads. What takes too long is ended all the same.
+        """
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
     def limit_clean_up(self, seconds: float = CLEAN_UP_SECONDS) -> None:
         """From now, at most `seconds` and a grace are left: then the process ends, whatever it does."""
         if self._watchdog is not None:
@@ -98,7 +112,8 @@ class Interrupts:
                 f"stopping while {self.activity}. Ctrl-C again to leave at once."
             )
             self.limit_clean_up(0)
-            raise KeyboardInterrupt
+            if not self._deferred:
+                raise KeyboardInterrupt
         else:
             self._end_now()
 

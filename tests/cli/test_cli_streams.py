@@ -1,13 +1,16 @@
 """stdout holds results and nothing else; stderr the rest, without escapes where nobody watches."""
 
+import io
 import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.program import Program, parse_strictly, wait_for
+from minivllm_cli.console import Console
 
 
 @pytest.fixture
@@ -241,3 +244,28 @@ def test_a_slow_reader_gets_every_byte(program: Program, fake_model: Path) -> No
         records = [parse_strictly(line.decode()) for line in file]
     assert process.wait(60) == 0
     assert [r["meta"]["note"] for r in records] == [text] * 3
+
+
+def test_a_signal_may_speak_while_stderr_is_written_to(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(io.RawIOBase):
+        """As if a signal's handler ran in the middle of the first write."""
+
+        calls = 0
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            self.calls += 1
+            if self.calls == 1:
+                console.write_line("stopping")
+            return os.write(2, data)
+
+    stream = io.TextIOWrapper(io.BufferedWriter(Interrupted()), write_through=True)
+    monkeypatch.setattr("sys.stderr", stream)
+    console = Console()
+    console.write_line("generate 1/2")
+    console.write_line("after")
+    assert capfd.readouterr().err == "stopping\ngenerate 1/2\nafter\n"

@@ -76,6 +76,7 @@ def open_chat(
         claim_stdout()
         run.interrupts.activity = "loading the model"
         llm = stack.enter_context(_load(run, settings, prepared))
+        run.interrupts.check()
         chat = Chat(llm, model, settings, settings, think=think, log=log)
         chat.transcript = chat.transcript.with_system(settings.chat.system)
         if settings.source("sampling.seed") == "default":
@@ -151,7 +152,8 @@ def _load(run: Invocation, settings: Settings, prepared: "PreparedModel") -> "LL
             reporter.update(Progress(phase, done, total))
 
     try:
-        return engine_factory.open_engine(prepared, show)
+        with run.interrupts.deferred():
+            return engine_factory.open_engine(prepared, show)
     finally:
         reporter.close()
 

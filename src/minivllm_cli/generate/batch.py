@@ -238,9 +238,11 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
     guard_stdout()
     try:
         reporter.update(Progress("loading", detail=batch.settings.model))
-        with engine_factory.open_engine(
-            batch.prepared, loading_progress(reporter, run.interrupts)
-        ) as llm:
+        with run.interrupts.deferred():
+            llm = engine_factory.open_engine(
+                batch.prepared, loading_progress(reporter, run.interrupts)
+            )
+        with llm:
             run.interrupts.check()
             tally.load_s = time.monotonic() - began
             _warn_of_raw_prompts(batch, scan, llm.tokenizer.has_chat_template)

@@ -43,9 +43,9 @@ def stream_prompt(
     run.interrupts.activity = "loading the model"
     try:
         reporter.update(Progress("loading", detail=settings.model))
-        with engine_factory.open_engine(
-            prepared, loading_progress(reporter, run.interrupts)
-        ) as llm:
+        with run.interrupts.deferred():
+            llm = engine_factory.open_engine(prepared, loading_progress(reporter, run.interrupts))
+        with llm:
             run.interrupts.check()
             tally.load_s = time.monotonic() - tally.started
             reporter.close()

@@ -131,9 +131,8 @@ def test_h17_an_interrupt_while_torch_and_weights_load(demo: Program, delay: flo
     if demo.stderr_has("stopping: no new requests"):
         process.send_signal(signal.SIGINT)
     done = demo.finish(process)
-    assert time.monotonic() - began < 20
-    # On a loaded machine torch's native code was once seen to abort when interrupted while it loads.
-    assert done.code in (130, -signal.SIGABRT)
+    assert time.monotonic() - began < 10
+    assert done.code == 130
     assert done.out == ""
     assert "Traceback" not in done.err
     assert not _children_of(process.pid)
