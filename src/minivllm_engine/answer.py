@@ -1,7 +1,7 @@
 """One user's request while it runs: its outputs' texts, times and, in the end, why each of them ended."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from minivllm_engine.detokenizer import IncrementalDetokenizer, opens_reasoning
 from minivllm_engine.errors import EngineError
@@ -123,17 +123,22 @@ class Answer:
             request_id=self.request_id,
             prompt_token_ids=list(self._prompt_ids),
             outputs=outputs,
-            usage=Usage(
-                prompt_tokens=len(self._prompt_ids),
-                completion_tokens=completion_tokens,
-                reasoning_tokens=reasoning_tokens,
-                miss_reason="disabled",
-            ),
+            usage=self._usage(completion_tokens, reasoning_tokens),
             timing=self._timing(completion_tokens),
             params=self.params,
             finished=self.finished,
             error=self.error,
             num_prompt_computed=len(self._prompt_ids) if started else computed,
+        )
+
+    def _usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
+        # Further outputs share the prompt with the first, which is the one that may have found it.
+        use = self._outputs[0].request.cache_use
+        return Usage(
+            prompt_tokens=len(self._prompt_ids),
+            completion_tokens=completion_tokens,
+            reasoning_tokens=reasoning_tokens,
+            **({} if use is None else asdict(use) | {"divergence": use.divergence}),
         )
 
     def _reason_to_end(self, output: _Output, token_id: int) -> FinishReason | None:

@@ -60,10 +60,15 @@ class EngineOptions(_Section):
 
 
 class CacheOptions(_Section):
-    """Section `cache`. `block_size` is in tokens, a multiple of 16."""
+    """Section `cache`. `block_size` is in tokens, a multiple of 16.
 
+    `snapshot_memory` is for copies of recurrent states that later prompts can start from.
+    """
+
+    prefix_cache: bool = True
     block_size: Annotated[Count, Field(ge=16, multiple_of=16)] = 64
     num_blocks: Annotated[Count, Field(ge=1)] | None = None
+    snapshot_memory: Annotated[ByteSize, Field(ge=0)] | None = None
 
 
 class SamplingOptions(_Section):

@@ -1,20 +1,64 @@
-"""DeltaNet state slots: one for each running request. Plain integers, no tensors."""
+"""DeltaNet states: a slot for each running request, and snapshots. Plain integers, no tensors."""
 
 import heapq
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTag:
+    """What a snapshot is the state of.
+
+    Attributes:
+        model: the model and the dtypes of its states.
+        position: tokens that the state has seen.
+        prefix: the hash of all of them.
+    """
+
+    model: str
+    position: int
+    prefix: bytes
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    tag: SnapshotTag
+    weight: float
+    priority: float
+    last_use: int
 
 
 class DeltaNetStateManager:
-    """Hands out state slots 0 to num_slots - 1. A request keeps its slot for as long as it runs.
+    """Hands out state slots 0 to num_slots - 1 and snapshots 0 to num_snapshots - 1.
 
-    What a freed slot holds is never read: a request at position 0 starts from zero whatever is there.
+    A request keeps its slot for as long as it runs. What a freed slot holds is never read: a request
+    at position 0 starts from zero whatever is there, and one that starts later from a snapshot.
+
+    A snapshot is free, or reserved by a step that will write it, or stored, and then frozen: it is
+    only ever copied into slots. Which stored one is given up for another is decided by GreedyDual
+    (Young 1994; with sizes Cao and Irani 1997): recency, weighed by the work that it saves. All
+    snapshots are of one size, and so the work is work per byte. It is counted by the square root of
+    the tokens saved: else one long prompt would outlive hundreds of short ones that are used.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+    def __init__(self, num_slots: int, num_snapshots: int = 0) -> None:
+        self.num_slots, self.num_snapshots = num_slots, num_snapshots
         self._free = list(range(num_slots))
         self._held: set[int] = set()
+        self._free_snapshots = list(range(num_snapshots))
+        self._reserved: set[int] = set()
+        self._stored: dict[int, _Snapshot] = {}
+        self._order: list[
+            tuple[float, int, int]
+        ] = []  # a heap; entries that a later use outdated stay
+        self._clock = 0.0
+        self._uses = 0
         self.peak_used = 0
+        self.peak_snapshots = 0
+        self.num_evicted = 0
+
+    # -- slots -----------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
@@ -39,10 +83,82 @@ class DeltaNetStateManager:
         self._held.remove(slot)
         heapq.heappush(self._free, slot)
 
-    def check_integrity(self, slots: Iterable[int]) -> None:
-        """Prove that the slots of all running requests are the held ones, each once."""
+    # -- snapshots -------------------------------------------------------------------------------
+
+    @property
+    def num_stored(self) -> int:
+        return len(self._stored)
+
+    def reserve_snapshot(self) -> int | None:
+        """A free snapshot for a step to write. None where there is none: see `cheapest_snapshot`."""
+        if not self._free_snapshots:
+            return None
+        snapshot = self._free_snapshots.pop()
+        self._reserved.add(snapshot)
+        return snapshot
+
+    def store_snapshot(self, snapshot: int, tag: SnapshotTag, tokens_saved: int) -> None:
+        """A reserved snapshot has been written, and whoever restores it need not compute so many tokens."""
+        self._reserved.remove(snapshot)
+        self._stored[snapshot] = _Snapshot(tag, math.sqrt(tokens_saved), 0.0, 0)
+        self._refresh(snapshot)
+        self.peak_snapshots = max(self.peak_snapshots, len(self._stored))
+
+    def use_snapshot(self, snapshot: int, tag: SnapshotTag) -> None:
+        """A request starts from it. It must be the state that the request needs, and no other."""
+        stored = self._stored[snapshot]
+        assert stored.tag == tag, f"snapshot {snapshot} is {stored.tag}, wanted {tag}"
+        self._refresh(snapshot)
+
+    def cheapest_snapshot(self) -> int | None:
+        """The stored snapshot to give up next. None where none is stored."""
+        while self._order:
+            priority, use, snapshot = self._order[0]
+            stored = self._stored.get(snapshot)
+            if stored is not None and (stored.priority, stored.last_use) == (priority, use):
+                return snapshot
+            heapq.heappop(self._order)
+        return None
+
+    def evict_snapshot(self, snapshot: int) -> None:
+        """Free a stored snapshot because another needs the room."""
+        self._clock = max(self._clock, self._stored[snapshot].priority)
+        self.num_evicted += 1
+        self.free_snapshot(snapshot)
+
+    def free_snapshot(self, snapshot: int) -> None:
+        """Free a reserved or stored snapshot."""
+        if snapshot in self._reserved:
+            self._reserved.remove(snapshot)
+        else:
+            del self._stored[snapshot]
+        self._free_snapshots.append(snapshot)
+
+    def _refresh(self, snapshot: int) -> None:
+        stored = self._stored[snapshot]
+        self._uses += 1
+        stored.priority, stored.last_use = self._clock + stored.weight, self._uses
+        heapq.heappush(self._order, (stored.priority, stored.last_use, snapshot))
+        if len(self._order) > 4 * self.num_snapshots:
+            self._order = [(s.priority, s.last_use, i) for i, s in self._stored.items()]
+            heapq.heapify(self._order)
+
+    def tag_of(self, snapshot: int) -> SnapshotTag:
+        return self._stored[snapshot].tag
+
+    # -- integrity -------------------------------------------------------------------------------
+
+    def check_integrity(self, slots: Iterable[int], reserved: Iterable[int] = ()) -> None:
+        """Prove that slots and reserved snapshots are exactly those of the requests, each once."""
         owned = list(slots)
         assert len(set(owned)) == len(owned), "a slot has two owners"
         assert set(owned) == self._held, "held slots disagree with the running requests"
         assert not self._held & set(self._free), "a slot is both free and held"
         assert len(self._free) + len(self._held) == self.num_slots, "a slot is lost"
+        writers = list(reserved)
+        assert len(set(writers)) == len(writers), "two sequences write one snapshot"
+        assert set(writers) == self._reserved, "reserved snapshots disagree with the step in flight"
+        groups = [*self._free_snapshots, *self._reserved, *self._stored]
+        assert sorted(groups) == list(range(self.num_snapshots)), (
+            "a snapshot is lost, or held twice"
+        )

@@ -16,9 +16,11 @@ from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.errors import ConfigError, EngineError, RequestError
 from minivllm_engine.model_runner import ModelRunner, Progress
+from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prepare import PreparedModel, prepare
 from minivllm_engine.prompt import Prompt, read_prompt
 from minivllm_engine.request import (
+    CacheUse,
     FinishReason,
     Request,
     RequestOutput,
@@ -91,10 +93,14 @@ class LLM:
             device=torch.device("cpu"),
             progress=progress,
         )
-        self._scheduler = Scheduler(
+        self._cache = PrefixCache(
             BlockManager(self._plan.num_blocks, self._plan.block_size),
-            DeltaNetStateManager(self._plan.max_num_seqs),
-            max_num_batched_tokens=self._plan.max_num_batched_tokens,
+            DeltaNetStateManager(self._plan.max_num_seqs, self._plan.num_snapshots),
+            model_id=f"{self.model_path} {self._plan.dtype} {self._plan.state_dtype}",
+            enabled=self.config.cache.prefix_cache and self._plan.num_snapshots > 0,
+        )
+        self._scheduler = Scheduler(
+            self._cache, max_num_batched_tokens=self._plan.max_num_batched_tokens
         )
         self._answers: dict[str, Answer] = {}
         self._undelivered: list[RequestOutput] = []
@@ -214,9 +220,18 @@ class LLM:
             seed=self.config.sampling.seed + place,
         )
         self._check(ids, resolved)
+        answer_at = self.tokenizer.answer_start(ids) if is_chat else None
         total = min(len(ids) + resolved.max_tokens, self.max_model_len)
         requests = [
-            Request(request_id, tuple(ids), resolved, self._num_arrived + i, i, total)
+            Request(
+                request_id,
+                tuple(ids),
+                resolved,
+                self._num_arrived + i,
+                index=i,
+                max_total_tokens=total,
+                answer_at=answer_at,
+            )
             for i in range(resolved.n)
         ]
         self._num_arrived += len(requests)
@@ -299,9 +314,24 @@ class LLM:
                 self._take_token(answer, request, one)
         return [self._report(answer) for answer in news.values()]
 
+    def cached_prefix(self, prompt: Prompt) -> CacheUse:
+        """What the prefix cache has for a prompt now. Changes nothing.
+
+        Raises:
+            RequestError: the prompt cannot be read.
+        """
+        ids, is_chat = read_prompt(prompt, self.tokenizer)
+        answer_at = self.tokenizer.answer_start(ids) if is_chat else None
+        params = ResolvedSampling(seed=0)
+        return self._cache.match(Request("", tuple(ids), params, 0, answer_at=answer_at)).use
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes. What running requests hold they keep until they end."""
+        self._cache.clear()
+
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
-        blocks, states = self._scheduler.block_manager, self._scheduler.state_manager
+        cache, blocks, states = self._cache, self._cache.blocks, self._cache.states
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -315,6 +345,17 @@ class LLM:
             num_steps=self._scheduler.num_steps,
             prompt_tokens_computed=self._prompt_tokens_computed,
             output_tokens=self._output_tokens,
+            prompt_tokens=cache.prompt_tokens,
+            cached_tokens=cache.cached_tokens,
+            kv_matched_tokens=cache.kv_matched_tokens,
+            restored_tokens=cache.restored_tokens,
+            blocks_cached=blocks.num_cached,
+            blocks_evicted=cache.num_evicted_blocks,
+            snapshots_used=states.num_stored,
+            snapshots_total=states.num_snapshots,
+            snapshots_peak=states.peak_snapshots,
+            snapshots_evicted=states.num_evicted,
+            misses=dict(cache.misses),
             bound_by=self._scheduler.bound_by if self._scheduler.has_unfinished else None,
             bound_steps=dict(self._bound_steps),
         )
@@ -378,6 +419,8 @@ class LLM:
                 why=f"at position {request.num_tokens} of {request.request_id}",
                 code="non_finite_logits",
             )
+            for other in answer.requests:
+                self._cache.forget(other)
             self._fail(answer, error)
             return
         self._output_tokens += 1

@@ -36,13 +36,14 @@ class MemoryPlan:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    num_snapshots: int
     slot_bytes: int
     block_bytes: int
 
     @property
     def pool_bytes(self) -> int:
         """Bytes of all pools together, sinks included."""
-        slots = (self.max_num_seqs + 1) * self.slot_bytes
+        slots = (self.max_num_seqs + 1 + self.num_snapshots) * self.slot_bytes
         return slots + (self.num_blocks + 1) * self.block_bytes
 
 
@@ -89,7 +90,13 @@ def plan_memory(model: ModelConfig, config: EngineConfig, ram: int) -> MemoryPla
             why=f"its config.json has max_position_embeddings {model.max_position_embeddings}",
             hint=f"--set engine.max_model_len={model.max_position_embeddings}",
         )
-    budget = options.cpu_memory or min(4 * 2**30, ram // 4)
+    memory = options.cpu_memory or min(4 * 2**30, ram // 4)
+    num_snapshots = 0
+    if config.cache.prefix_cache:
+        asked = config.cache.snapshot_memory
+        num_snapshots = (memory // 10 if asked is None else asked) // max(per_slot, 1)
+        num_snapshots = min(num_snapshots, 4096)
+    budget = memory - num_snapshots * per_slot
     num_seqs = _fit_slots(config, per_slot, per_block, budget)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
@@ -99,7 +106,7 @@ def plan_memory(model: ModelConfig, config: EngineConfig, ram: int) -> MemoryPla
     return MemoryPlan(
         dtype=dtype,
         state_dtype=state_dtype,
-        memory=budget,
+        memory=memory,
         max_num_seqs=num_seqs,
         max_model_len=_fit_length(
             config, longest, num_blocks, smallest=(num_seqs + 1) * per_slot + 2 * per_block
@@ -107,6 +114,7 @@ def plan_memory(model: ModelConfig, config: EngineConfig, ram: int) -> MemoryPla
         max_num_batched_tokens=options.max_num_batched_tokens or DEFAULT_CPU_TOKEN_BUDGET,
         block_size=block_size,
         num_blocks=num_blocks,
+        num_snapshots=num_snapshots,
         slot_bytes=per_slot,
         block_bytes=per_block,
     )

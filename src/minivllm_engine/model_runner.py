@@ -36,6 +36,7 @@ class ModelRunner:
             model_config,
             num_slots=plan.max_num_seqs,
             num_blocks=plan.num_blocks,
+            num_snapshots=plan.num_snapshots,
             block_size=plan.block_size,
             dtype=dtype,
             state_dtype=TORCH_DTYPES[plan.state_dtype],
@@ -48,5 +49,10 @@ class ModelRunner:
 
         On an exception the states and KV of the batch's requests are undefined.
         """
+        if batch.restores:
+            self.pool.restore(*zip(*batch.restores, strict=True))
         logits: torch.Tensor = self.model(build_model_input(batch, self.pool), self.pool)
+        saves = [(s.slot, s.snapshot) for s in batch.sequences if s.snapshot is not None]
+        if saves:
+            self.pool.save(*zip(*saves, strict=True))
         return logits

@@ -60,6 +60,7 @@ class SamplingParams(BaseModel):
             reasoning, and never match a part of an added token such as `</think>`.
         stop_token_ids: further ids that end an output.
         ignore_eos: the model's own end ids do not end an output.
+        prefix_cache: may the request start from what earlier ones left, and leave something itself?
         logprobs: report the logprobs of the sampled token and of that many likeliest (log-softmax of
             the model's logits, before any penalty or temperature).
     """
@@ -84,6 +85,7 @@ class SamplingParams(BaseModel):
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_id_tuple)] = ()
     ignore_eos: bool | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prefix_cache: bool = True
 
     @classmethod
     def create(cls, **values: Any) -> "SamplingParams":
@@ -130,6 +132,7 @@ class ResolvedSampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +168,47 @@ class CompletionOutput:
     stop_reason: str | int | None = None
 
 
+MissReason = Literal[
+    "new_prefix",
+    "no_snapshot",
+    "evicted",
+    "below_granularity",
+    "template_divergence",
+    "disabled",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a chat's prompt stops being what an earlier turn had: the token there, and the one it has."""
+
+    position: int
+    cached_id: int
+    prompt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a request found in the prefix cache when it first started.
+
+    Attributes:
+        cached_tokens: tokens that need not be computed: KV and state were there.
+        kv_matched: tokens whose KV was there, with a state to go on from or without.
+        state_at: the position of the snapshot that was restored; 0 for none.
+        miss_reason: why it was not more. None where nothing more could be reused.
+        divergence: for `template_divergence`.
+    """
+
+    cached_tokens: int = 0
+    kv_matched: int = 0
+    state_at: int = 0
+    miss_reason: MissReason | None = None
+    divergence: Divergence | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. `cached_tokens` came from the prefix cache and were not computed."""
+    """Tokens of a request, and what the prefix cache did for it (see `CacheUse`)."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -175,7 +216,8 @@ class Usage:
     cached_tokens: int = 0
     kv_matched: int = 0
     state_at: int = 0
-    miss_reason: str | None = None
+    miss_reason: MissReason | None = None
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +275,15 @@ class Request:
 
     Owned by the scheduler: `status`, `output_ids`, `num_computed_tokens` and `num_preemptions`. The
     block table's ids belong to the block manager and the slot to the state manager; both are held by
-    the request for as long as it runs.
+    the request for as long as it runs. The prefix cache keeps what it knows of the request here too.
+
+    Attributes:
+        answer_at: in a chat, where the prompt opens the answer: the last tokens of the prompt.
+        block_hashes: of its blocks, as far as they were needed.
+        num_kept_blocks: blocks of the table that are in the cache.
+        boundaries: where snapshots are wanted, ascending.
+        rolling_snapshot: the cache's node with the latest snapshot of the answer.
+        cache_use: what it found when it first started; None before.
     """
 
     request_id: str
@@ -249,7 +299,12 @@ class Request:
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     last_step: int = -1
-    aborted: bool = False
+    answer_at: int | None = None
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_kept_blocks: int = 0
+    boundaries: list[int] = field(default_factory=list)
+    rolling_snapshot: Any = None
+    cache_use: CacheUse | None = None
 
     @property
     def num_tokens(self) -> int:

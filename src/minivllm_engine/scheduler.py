@@ -2,13 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import lcm
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.request import Request
-
-DELTA_RULE_CHUNK = 64
+from minivllm_engine.prefix_cache import Match, PrefixCache
+from minivllm_engine.request import CacheUse, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +12,7 @@ class ScheduledSequence:
     """One request's part of a step: its tokens `start` to `start + length`.
 
     `samples` says that the last known token is among them, so that the step yields the next one.
+    `snapshot` is where its state goes after the step, if it is to be kept.
     """
 
     request: Request
@@ -24,14 +21,19 @@ class ScheduledSequence:
     block_table: tuple[int, ...]
     slot: int
     samples: bool
+    snapshot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """A step: the first `num_decodes` sequences have one token each, longer chunks follow."""
+    """A step: the first `num_decodes` sequences have one token each, longer chunks follow.
+
+    Before it, the states of `restores` (snapshot, slot) are copied; those slots may run later only.
+    """
 
     sequences: tuple[ScheduledSequence, ...]
     num_decodes: int
+    restores: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -45,20 +47,17 @@ class Scheduler:
     leave a quarter of a scarce budget to prompts. What prompts get is shared between the oldest one
     and the shortest ones, so that neither starves. Requests are admitted by arrival. When blocks run
     out, the youngest running request is preempted: it gives up blocks and slot and later starts again
-    from its known tokens. The oldest is never preempted, so that something always finishes.
+    from its known tokens, or from what the prefix cache still has of them. The oldest is never
+    preempted, so that something always finishes. A request whose prompt begins like one that is being
+    computed waits until it can start from there.
     """
 
-    def __init__(
-        self,
-        block_manager: BlockManager,
-        state_manager: DeltaNetStateManager,
-        *,
-        max_num_batched_tokens: int,
-    ) -> None:
-        self.block_manager = block_manager
-        self.state_manager = state_manager
+    def __init__(self, cache: PrefixCache, *, max_num_batched_tokens: int) -> None:
+        self.cache = cache
+        self.block_manager = cache.blocks
+        self.state_manager = cache.states
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.grid = lcm(block_manager.block_size, DELTA_RULE_CHUNK)
+        self.grid = cache.grid
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival
         self.num_steps = 0
@@ -68,6 +67,8 @@ class Scheduler:
         self._quarantine: list[Request] = []
         self._plan: dict[Request, int] = {}
         self._num_planned = 0
+        self._restores: dict[Request, int] = {}
+        self._leaders: dict[Request, tuple[Request, int]] = {}
 
     @property
     def has_unfinished(self) -> bool:
@@ -91,7 +92,7 @@ class Scheduler:
         assert not self._in_flight, "the step before was neither committed nor rolled back"
         self.num_steps += 1
         self.bound_by = None
-        self._plan, self._num_planned = {}, 0
+        self._plan, self._num_planned, self._restores = {}, 0, {}
         if self._quarantine:
             self._schedule_alone(self._quarantine[0])
         else:
@@ -100,7 +101,11 @@ class Scheduler:
         # By slot, so that a decode step walks through the state memory in order.
         sequences.sort(key=lambda s: (s.length > 1, s.slot))
         self._in_flight = tuple(sequences)
-        return ScheduledBatch(self._in_flight, sum(s.length == 1 for s in sequences))
+        restores = [
+            (snapshot, r.slot) for r, snapshot in self._restores.items() if r.slot is not None
+        ]
+        num_decodes = sum(s.length == 1 for s in sequences)
+        return ScheduledBatch(self._in_flight, num_decodes, tuple(restores))
 
     def commit(self, batch: ScheduledBatch, token_ids: Sequence[int | None]) -> None:
         """The step is done: lengths advance, and each sequence that samples gets its token.
@@ -110,8 +115,10 @@ class Scheduler:
         """
         for sequence, token_id in zip(batch.sequences, token_ids, strict=True):
             request = sequence.request
-            request.num_computed_tokens = sequence.start + sequence.length
+            end = sequence.start + sequence.length
+            request.num_computed_tokens = end
             request.last_step = self.num_steps
+            self.cache.commit(request, end, sequence.snapshot)
             if sequence.samples and token_id is not None:
                 request.output_ids.append(token_id)
             if sequence.samples and request in self._quarantine:
@@ -126,10 +133,16 @@ class Scheduler:
         alone: they are to blame and must be finished.
         """
         requests = [sequence.request for sequence in batch.sequences]
+        for sequence in batch.sequences:
+            if sequence.snapshot is not None:
+                self.state_manager.free_snapshot(sequence.snapshot)
         self._land()
+        # What was to be restored for a request that had no tokens in the step may not have been, either.
+        requests += [r for r in self._restores if r not in requests]
         for request in requests:
             if request.status == "running":
                 self._stop_running(request)
+        requests = [sequence.request for sequence in batch.sequences]
         if not suspect:
             return []
         if len(requests) == 1:
@@ -146,6 +159,7 @@ class Scheduler:
             if all(sequence.request is not request for sequence in self._in_flight):
                 self._release(request)
         request.status = "finished"
+        self._leaders.pop(request, None)
         if request in self._quarantine:
             self._quarantine.remove(request)
 
@@ -156,7 +170,11 @@ class Scheduler:
         self.block_manager.check_integrity(request.block_table for request in holders)
         slots = [request.slot for request in holders]
         assert None not in slots, "a running request has no slot"
-        self.state_manager.check_integrity(slot for slot in slots if slot is not None)
+        self.state_manager.check_integrity(
+            (slot for slot in slots if slot is not None),
+            (s.snapshot for s in self._in_flight if s.snapshot is not None),
+        )
+        self.cache.check_integrity(holders)
         for request in self.running:
             held = len(request.block_table) * self.block_manager.block_size
             assert held >= request.num_computed_tokens, "computed tokens without blocks"
@@ -171,9 +189,11 @@ class Scheduler:
 
     def _schedule_alone(self, request: Request) -> None:
         if request.status == "waiting":
-            while not self._can_admit(request) and self._preempt_for(request):
+            # From nothing: what the cache has may be what made it fail.
+            cold = Match((), 0, CacheUse(miss_reason="disabled"))
+            while not self._can_admit(request, cold) and self._preempt_for(request):
                 continue
-            self._admit(request)
+            self._admit(request, cold)
         self._plan_tokens(request, self.max_num_batched_tokens)
 
     def _schedule_all(self) -> None:
@@ -220,17 +240,20 @@ class Scheduler:
         length = self._chunk_length(request, planned + available)
         needed = self.block_manager.blocks_for(request.num_computed_tokens + length)
         missing = needed - len(request.block_table)
-        while not self.block_manager.can_allocate(missing):
+        while missing > self.block_manager.num_available:
             if not self._preempt_for(request):
                 self.bound_by = "KV blocks"
                 return
-        request.block_table += self.block_manager.allocate(missing)
+        request.block_table += self.cache.allocate(missing)
         self._plan[request] = length
         self._num_planned += length - planned
 
     def _chunk_length(self, request: Request, available: int) -> int:
-        """Tokens from the request's position on: to the end, or as far as a grid line within reach."""
+        """Tokens from the request's position on: to the end or to where a snapshot is wanted, or as far
+        as a grid line within reach.
+        """
         start, end = request.num_computed_tokens, request.num_tokens
+        end = next((b for b in request.boundaries if b > start), end)
         reach = min(end, start + available)
         next_line = (start // self.grid + 1) * self.grid
         if start % self.grid:
@@ -243,18 +266,68 @@ class Scheduler:
         assert request.slot is not None
         start = request.num_computed_tokens
         samples = start + length == request.num_tokens
-        table = tuple(request.block_table)
-        return ScheduledSequence(request, start, length, table, request.slot, samples)
+        table, end = tuple(request.block_table), start + length
+        snapshot = None
+        if end in request.boundaries or (end >= len(request.prompt_ids) and end % self.grid == 0):
+            snapshot = self.cache.reserve_snapshot(request, end)
+        return ScheduledSequence(request, start, length, table, request.slot, samples, snapshot)
 
     # -- admission and preemption ----------------------------------------------------------------
 
     def _admit_in_order(self) -> None:
-        # Strictly by arrival: a request that needs much memory is not overtaken for ever by small ones.
-        # Admitted prompts then share the token budget, so that a long one holds nobody up.
-        while self.waiting and self._can_admit(self.waiting[0]):
-            self._admit(self.waiting[0])
+        # By arrival: a request that needs much memory is not overtaken for ever by small ones. Admitted
+        # prompts then share the token budget, so that a long one holds nobody up. Only those that wait
+        # for the beginning of their prompt are passed over.
+        for request in self.waiting[:]:
+            if not self.state_manager.num_free:
+                self.bound_by = "state slots"
+                return
+            if self._waits_for_leader(request):
+                continue
+            match = self.cache.match(request)
+            if self._begins_like_another(request, match):
+                continue
+            if not self._can_admit(request, match):
+                return
+            self._admit(request, match)
 
-    def _can_admit(self, request: Request) -> bool:
+    def _waits_for_leader(self, request: Request) -> bool:
+        """Is the request that computes the beginning of its prompt still on the way?"""
+        leader, boundary = self._leaders.get(request, (None, 0))
+        if leader is None:
+            return False
+        if leader.status == "running" and leader.num_computed_tokens < boundary:
+            return True
+        del self._leaders[request]
+        return False
+
+    def _begins_like_another(self, request: Request, match: Match) -> bool:
+        """Will a running request soon get to a later boundary that `request` can start from?
+
+        Then it shall leave a snapshot there, and `request` is to wait for that.
+        """
+        if match.use.miss_reason in ("disabled", "below_granularity", None):
+            return False
+        best, leader = match.start, None
+        blocks = self.grid // self.block_manager.block_size
+        beginning = self.cache.hashes(request, blocks)[-1]
+        for other in self.running:
+            done = other.num_computed_tokens
+            if done >= len(other.prompt_ids) - 1 or not other.params.prefix_cache:
+                continue
+            if other.block_hashes[blocks - 1 : blocks] != [beginning]:
+                continue
+            boundary = self.cache.shared_boundary(request, other)
+            if boundary > max(best, done):
+                best, leader = boundary, other
+        if leader is None:
+            return False
+        if best not in leader.boundaries:
+            leader.boundaries = sorted([*leader.boundaries, best])
+        self._leaders[request] = (leader, best)
+        return True
+
+    def _can_admit(self, request: Request, match: Match) -> bool:
         """Is there a slot, and room for all its tokens beside what running prompts still need?"""
         if self.state_manager.num_free == 0:
             self.bound_by = "state slots"
@@ -268,14 +341,19 @@ class Scheduler:
         # Every running request grows by a block now and then: admitting into the last free blocks
         # would mean preempting the newcomer soon after.
         headroom = min(len(self.running), blocks.num_blocks // 16)
-        if not blocks.can_allocate(blocks.blocks_for(request.num_tokens + 1) + promised + headroom):
+        shared = sum(not blocks.is_idle(n.block) for n in match.held(blocks.block_size))
+        needed = blocks.blocks_for(request.num_tokens + 1) - shared
+        if needed + promised + headroom > blocks.num_available:
             self.bound_by = "KV blocks"
             return False
         return True
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: Request, match: Match) -> None:
         self.waiting.remove(request)
+        snapshot = self.cache.start_from(request, match)
         request.slot = self.state_manager.allocate()
+        if snapshot is not None:
+            self._restores[request] = snapshot
         request.status = "running"
         _insert_by_arrival(self.running, request)
 
@@ -294,6 +372,7 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         self.running.remove(request)
         self._release(request)
+        self._restores.pop(request, None)
         request.num_computed_tokens = 0
         request.status = "waiting"
         _insert_by_arrival(self.waiting, request)
@@ -303,6 +382,7 @@ class Scheduler:
         self.block_manager.release(request.block_table)
         self.state_manager.release(request.slot)
         request.block_table, request.slot = [], None
+        request.boundaries, request.num_kept_blocks = [], 0
 
     def _land(self) -> None:
         ended = [s.request for s in self._in_flight if s.request.status == "finished"]

@@ -11,6 +11,12 @@ class EngineStats:
         bound_by: why requests wait now: "state slots", "KV blocks", "token budget", or None.
         bound_steps: steps in which each of these held.
         prompt_tokens_computed: a prompt that was preempted counts again when it is computed again.
+        prompt_tokens: of the requests that have started, each once.
+        cached_tokens, kv_matched_tokens: of these, as the requests report them.
+        restored_tokens: taken from the prefix cache by requests that came back after preemption, and by
+            further outputs of one request: work saved, but no reuse.
+        snapshots_used: kept in the prefix cache now; blocks_cached: likewise.
+        misses: requests by their miss reason.
     """
 
     num_running: int
@@ -25,5 +31,16 @@ class EngineStats:
     num_steps: int
     prompt_tokens_computed: int
     output_tokens: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    kv_matched_tokens: int = 0
+    restored_tokens: int = 0
+    blocks_cached: int = 0
+    blocks_evicted: int = 0
+    snapshots_used: int = 0
+    snapshots_total: int = 0
+    snapshots_peak: int = 0
+    snapshots_evicted: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
     bound_by: str | None = None
     bound_steps: dict[str, int] = field(default_factory=dict)

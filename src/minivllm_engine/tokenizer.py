@@ -178,6 +178,36 @@ class Tokenizer:
         """`render_chat`, as token ids."""
         return self.encode(self.render_chat(messages, tools=tools, **template_kwargs))
 
+    def answer_start(self, ids: Sequence[int]) -> int | None:
+        """Where a chat's prompt stops telling the conversation and opens the answer.
+
+        None where the prompt does not end as this template opens answers.
+        """
+        for opening in self._answer_openings:
+            if len(ids) >= len(opening) and tuple(ids[len(ids) - len(opening) :]) == opening:
+                return len(ids) - len(opening)
+        return None
+
+    @cached_property
+    def _answer_openings(self) -> list[tuple[int, ...]]:
+        """The ends that the template's `add_generation_prompt` gives a prompt, longest first."""
+        found = set()
+        probe = [{"role": "user", "content": "x"}]
+        choices: tuple[dict[str, Any], ...] = (
+            {},
+            {"enable_thinking": True},
+            {"enable_thinking": False},
+        )
+        for choice in choices:
+            try:
+                without = self.render_chat(probe, add_generation_prompt=False, **choice)
+                with_opening = self.render_chat(probe, **choice)
+            except RequestError:  # a template that wants more than a question
+                continue
+            if with_opening.startswith(without) and with_opening != without:
+                found.add(tuple(self.encode(with_opening[len(without) :])))
+        return sorted(found, key=len, reverse=True)
+
     @cached_property
     def _byte_of_char(self) -> dict[str, int]:
         # GPT-2's stand-ins: printable bytes stand for themselves, the others follow from 256 on.

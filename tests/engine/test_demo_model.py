@@ -130,6 +130,7 @@ def test_negative_control_a_dropped_conv_state_changes_the_output(llm, checks) -
 def test_answers_do_not_depend_on_dead_memory(llm, checks) -> None:
     prompts = [{"messages": [{"role": "user", "content": check.users[0]}]} for check in checks[:16]]
     before = llm.generate(prompts, GREEDY)
+    llm.clear_cache()
     llm._runner.pool.fill_(float("nan"))
     after = llm.generate(prompts, GREEDY)
     assert [out.text for out in before] == [out.text for out in after]

@@ -32,7 +32,9 @@ ORDER = [
     "prompt",
     "answer",
     "block_manager",
+    "block_hash",
     "deltanet_state",
+    "prefix_cache",
     "scheduler",
     # torch from here on
     "cache_pool",

@@ -2,27 +2,42 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.deltanet_state import DeltaNetStateManager
+from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.request import Request, ResolvedSampling
 from minivllm_engine.scheduler import ScheduledBatch, Scheduler
 
 
 def make_scheduler(
-    *, blocks: int = 32, block_size: int = 16, slots: int = 4, budget: int = 64
+    *,
+    blocks: int = 32,
+    block_size: int = 16,
+    slots: int = 4,
+    budget: int = 64,
+    snapshots: int = 0,
 ) -> Scheduler:
-    return Scheduler(
-        BlockManager(blocks, block_size), DeltaNetStateManager(slots), max_num_batched_tokens=budget
+    cache = PrefixCache(
+        BlockManager(blocks, block_size),
+        DeltaNetStateManager(slots, snapshots),
+        enabled=snapshots > 0,
     )
+    return Scheduler(cache, max_num_batched_tokens=budget)
 
 
-def make_request(number: int, prompt_len: int, max_tokens: int = 4) -> Request:
-    prompt = tuple(random.Random(number).randrange(1000) for _ in range(prompt_len))
+def make_request(
+    number: int, prompt: int | tuple[int, ...], max_tokens: int = 4, **values: Any
+) -> Request:
+    """`prompt`: its ids, or how many random ones."""
+    if isinstance(prompt, int):
+        rng = random.Random(number)
+        prompt = tuple(rng.randrange(1000) for _ in range(prompt))
     params = ResolvedSampling(seed=0, max_tokens=max_tokens)
-    return Request(str(number), prompt, params, number, 0, prompt_len + max_tokens)
+    return Request(str(number), prompt, params, number, 0, len(prompt) + max_tokens, **values)
 
 
 class Simulation:
@@ -30,14 +45,17 @@ class Simulation:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.kv: dict[tuple[int, int], tuple[int, int]] = {}
+        self.kv: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of all tokens up to it
         self.states: dict[int, int] = {}
+        self.snapshots: dict[int, int] = {}
         self.finished: list[Request] = []
 
     def step(self, *, fail: bool = False) -> ScheduledBatch:
         batch = self.scheduler.schedule()
         assert batch.sequences, "a step without work while requests are unfinished"
         self.check_shape(batch)
+        for snapshot, slot in batch.restores:
+            self.states[slot] = self.snapshots[snapshot]
         tokens = [self.run(sequence, scramble=fail) for sequence in batch.sequences]
         if fail:
             for request in self.scheduler.roll_back(batch):
@@ -67,14 +85,17 @@ class Simulation:
         known = request.token_ids(0, request.num_tokens)
         for position in range(sequence.start):
             entry = (sequence.block_table[position // size], position % size)
-            assert self.kv.get(entry) == (position, known[position]), "a KV entry is not its own"
+            assert self.kv.get(entry) == hash(tuple(known[: position + 1])), "a wrong KV entry"
         if sequence.start:
             assert self.states[sequence.slot] == hash(tuple(known[: sequence.start]))
         end = sequence.start + sequence.length
         for position in range(sequence.start, end):
             entry = (sequence.block_table[position // size], position % size)
-            self.kv[entry] = (-1, -1) if scramble else (position, known[position])
+            self.kv[entry] = -1 if scramble else hash(tuple(known[: position + 1]))
         self.states[sequence.slot] = -1 if scramble else hash(tuple(known[:end]))
+        if sequence.snapshot is not None:
+            assert end % self.scheduler.grid == 0, "a snapshot off the grid"
+            self.snapshots[sequence.snapshot] = self.states[sequence.slot]
         return hash(tuple(known)) % 1000 if sequence.samples else None
 
     def run_all(self, limit: int = 100_000) -> Iterator[ScheduledBatch]:
@@ -98,7 +119,22 @@ def random_scheduler(rng: random.Random) -> Scheduler:
         block_size=rng.choice([16, 32, 48, 64, 128]),
         slots=rng.choice([1, 2, 3, 8]),
         budget=rng.choice([1, 2, 7, 63, 64, 65, 200, 2048]),
+        snapshots=rng.choice([0, 1, 2, 3, 50]),
     )
+
+
+def related_prompts(rng: random.Random, count: int, longest: int) -> list[tuple[int, ...]]:
+    """Prompts that begin like one another for a while, repeat one another, or share nothing."""
+    prompts: list[tuple[int, ...]] = []
+    for _ in range(count):
+        beginning: tuple[int, ...] = ()
+        if prompts and rng.random() < 0.7:
+            other = rng.choice(prompts)
+            beginning = other[: rng.choice([len(other), rng.randint(0, len(other))])]
+        length = rng.randint(max(1, len(beginning)), max(longest, len(beginning)))
+        rest = tuple(rng.randrange(1000) for _ in range(length - len(beginning)))
+        prompts.append(beginning + rest)
+    return prompts
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -108,9 +144,10 @@ def test_random_schedules_compute_what_each_request_would_alone(seed: int) -> No
     simulation = Simulation(scheduler)
     pool = scheduler.block_manager.num_blocks * scheduler.block_manager.block_size
     requests, aborted = [], set()
+    prompts = related_prompts(rng, rng.randint(1, 9), min(200, pool - 80))
     pending = [
-        make_request(1000 * seed + i, rng.randint(1, min(200, pool - 20)), rng.randint(1, 16))
-        for i in range(rng.randint(1, 9))
+        make_request(1000 * seed + i, prompt, max_tokens=rng.choice([1, 2, 5, 16, 70]))
+        for i, prompt in enumerate(prompts)
     ]
     while pending or scheduler.has_unfinished:
         while pending and rng.random() < 0.5:
@@ -131,7 +168,7 @@ def test_random_schedules_compute_what_each_request_would_alone(seed: int) -> No
     for request in requests:
         if request not in aborted:
             assert request.output_ids == expected_output(request)
-    assert scheduler.block_manager.num_free == scheduler.block_manager.num_blocks
+    assert scheduler.block_manager.num_available == scheduler.block_manager.num_blocks
     assert scheduler.state_manager.num_free == scheduler.state_manager.num_slots
 
 
@@ -255,7 +292,7 @@ def test_a11_aborts_and_failures_leave_no_slot_or_block_behind() -> None:
             simulation.step(fail=rng.random() < 0.1)
     for _ in simulation.run_all():
         pass
-    assert scheduler.block_manager.num_free == 20
+    assert scheduler.block_manager.num_available == 20
     assert scheduler.state_manager.num_free == 5
 
 

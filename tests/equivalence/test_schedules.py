@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from minivllm_engine import LLM, SamplingParams
 from support.oracle import Oracle, agrees
+from support.poison import poison_free_memory
 
 NEW_TOKENS = 16
 
@@ -40,7 +41,7 @@ def random_engine(rng: random.Random, model: object, longest: int, *, crowded: b
 def run_schedule(
     llm: LLM, oracle: Oracle, prompts: Sequence[list[int]], rng: random.Random, tally: Tally
 ) -> None:
-    llm._runner.pool.fill_(float("nan"))
+    poison_free_memory(llm)
     waiting = [rng.choice(prompts) for _ in range(rng.randint(2, 6))]
     asked: dict[str, list[int]] = {}
     finished = {}

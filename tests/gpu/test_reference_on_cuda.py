@@ -13,6 +13,7 @@ from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.memory_plan import plan_memory
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_runner import ModelRunner
+from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.request import Request, ResolvedSampling
 from minivllm_engine.scheduler import Scheduler
 
@@ -42,9 +43,8 @@ def test_logits_of_mixed_batches_equal_those_of_the_cpu(tiny_model, budget: int)
     ]
     for runner in runners:
         runner.pool.fill_(float("nan"))
-    scheduler = Scheduler(
-        BlockManager(plan.num_blocks, 16), DeltaNetStateManager(4), max_num_batched_tokens=budget
-    )
+    cache = PrefixCache(BlockManager(plan.num_blocks, 16), DeltaNetStateManager(4), enabled=False)
+    scheduler = Scheduler(cache, max_num_batched_tokens=budget)
     generator = torch.Generator().manual_seed(0)
     params = ResolvedSampling(seed=0, max_tokens=6)
     for number, length in enumerate([1, 3, 63, 64, 65, 130]):
