@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check fix lint types test-gpu clean
+.PHONY: demo test matrix check fix lint types test-gpu clean
 
 demo: $(READY)
 	$(BIN)/minivllm generate demo --input examples/prompts.jsonl
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# The whole invariance matrix, of which `test` runs a sample: an hour or so.
+matrix: $(READY)
+	$(BIN)/python -m pytest tests/equivalence -m matrix
 
 check: lint types test
 

@@ -181,7 +181,7 @@ class PrefixCache:
         size = self.blocks.block_size
         boundary = len(nodes) * size // self.grid * self.grid
         if boundary > start:
-            dropped = nodes[boundary // size - 1].hash in self._evicted
+            dropped = any(node.hash in self._evicted for node in nodes if node.end > start)
             return ("evicted" if dropped else "no_snapshot"), None
         if (len(nodes) + 1) * size <= request.num_tokens:
             next_hash = self.hashes(request, len(nodes) + 1)[-1]
@@ -234,9 +234,7 @@ class PrefixCache:
             victim = self.states.cheapest_snapshot()
             if victim is None:
                 return None
-            self._remember_evicted(self._by_snapshot[victim].hash)
-            self._by_snapshot.pop(victim).snapshot = None
-            self.states.evict_snapshot(victim)
+            self.drop_snapshot(self._by_snapshot[victim])
             snapshot = self.states.reserve_snapshot()
         return snapshot
 
@@ -302,6 +300,14 @@ class PrefixCache:
         self._evicted.pop(node.hash, None)
 
     # -- giving up -------------------------------------------------------------------------------
+
+    def drop_snapshot(self, node: Node) -> None:
+        """Evict a node's snapshot. Its KV stays."""
+        assert node.snapshot is not None
+        self._remember_evicted(node.hash)
+        self.states.evict_snapshot(node.snapshot)
+        del self._by_snapshot[node.snapshot]
+        node.snapshot = None
 
     def forget(self, request: Request) -> None:
         """Drop what `request` has computed, and all that builds on it: it may be wrong."""

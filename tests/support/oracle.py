@@ -24,7 +24,11 @@ class Oracle:
     """Answers of a model to prompts, computed once each."""
 
     def __init__(self, model: object, max_tokens: int) -> None:
-        self._llm = LLM(model, engine={"max_num_batched_tokens": 1, "max_num_seqs": 1})
+        self._llm = LLM(
+            model,
+            engine={"max_num_batched_tokens": 1, "max_num_seqs": 1},
+            cache={"prefix_cache": False},
+        )
         self._max_tokens = max_tokens
         self._answers: dict[tuple[int, ...], OracleAnswer] = {}
 
