@@ -101,6 +101,14 @@ def test_b18_a_shorter_hit_is_asked_for_again_not_cut() -> None:
     assert found(cache, tokens(300)) == (64, 256, "evicted")
 
 
+def test_a_block_counts_only_behind_the_same_beginning() -> None:
+    cache = make_cache()
+    same = tokens(140, seed=9)
+    run(cache, make_request(tokens(64, seed=1) + same))
+    assert found(cache, tokens(64, seed=2) + same) == (0, 0, "new_prefix")
+    assert found(cache, same)[1] == 0
+
+
 def test_b11_prompts_shorter_than_a_block_leave_no_entry() -> None:
     cache = make_cache(block_size=64)
     for length in (1, 2, 63):
