@@ -159,6 +159,11 @@ class CheckpointIndex:
             return f"The embedding has {rows} rows, vocab_size is {config.vocab_size}."
         return "Use the config.json that came with these weights, or copy the weights again."
 
+    def seems_tied(self, config: ModelConfig) -> bool:
+        """As `is_tied` by names alone, without reading weights: a head beside `tie_word_embeddings` is
+        taken for a copy of the embedding."""
+        return HEAD not in self.entries or config.tie_word_embeddings
+
     def is_tied(self, config: ModelConfig) -> bool:
         """Whether the output head is the embedding, once `check` has passed.
 
