@@ -23,13 +23,18 @@ _NEEDED = "A model is a directory with config.json, *.safetensors and tokenizer.
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
+def model_directory(model: str | Path) -> Path:
+    """Where a model lies, if it is there: "demo" is the one in this package, anything else a path."""
+    return Path(__file__).parent / "demo" if str(model) == "demo" else Path(model).expanduser()
+
+
 def resolve_model(model: str | Path) -> Path:
     """The directory of a model: "demo" is the one in this package, anything else a path.
 
     Raises:
         CheckpointError: there is no such directory, or it has no config.json or no safetensors.
     """
-    path = Path(__file__).parent / "demo" if str(model) == "demo" else Path(model).expanduser()
+    path = model_directory(model)
     try:
         is_empty = path.is_dir() and not any(path.iterdir())
     except OSError as error:

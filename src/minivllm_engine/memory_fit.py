@@ -97,8 +97,7 @@ class _Fitting:
         )
         if conflict or self._left(smallest) < 0:
             least = self._least_blocks
-            length = engine.max_model_len or min(self.longest, least * cache.block_size)
-            plan = self._plan(smallest, self._set_snapshots, least, length)
+            plan = self._plan(smallest, self._set_snapshots, least, self.longest)
             return Fit(plan, shortfall=max(0, -self._left(smallest)), conflict=conflict)
         num_seqs = self._num_seqs()
         snapshots = self._num_snapshots(num_seqs)

@@ -111,11 +111,11 @@ class MemoryPlan:
         device = self.device
         rows: list[tuple[str, int, Basis]] = []
         if device.kind == "cuda":
-            rows += [
-                ("other processes", device.held_by_others, "measured"),
-                ("driver", device.reserved, "measured"),
-                ("context", device.context, "planned"),
-            ]
+            if device.processes:
+                rows.append(("other processes", device.held_by_others, "measured"))
+            if device.reserved:
+                rows.append(("driver", device.reserved, "measured"))
+            rows.append(("context", device.context, "planned"))
         rows += [
             ("weights", self.weight_bytes, "headers" if from_headers else "planned"),
             ("activations", self.activation_bytes, "planned"),

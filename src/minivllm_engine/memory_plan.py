@@ -76,8 +76,8 @@ def plan_warnings(result: Fit, config: EngineConfig) -> list[str]:
         f"{one.key} lowered from {one.wanted} to {one.value}: {one.why}" for one in result.lowered
     ]
     plan = result.plan
-    asked_for_none = config.cache.snapshot_memory == 0
-    if not plan.prefix_cache or asked_for_none or plan.min_reusable_prefix is not None:
+    asked_for_none = not plan.prefix_cache or config.cache.snapshot_memory == 0
+    if not result.ok or asked_for_none or plan.min_reusable_prefix is not None:
         return texts
     if not plan.num_snapshots:
         texts.append(

@@ -30,6 +30,7 @@ ORDER = [
     "memory_layout",
     "memory_fit",
     "memory_remedies",
+    "memory_limits",
     "memory_plan",
     "tokenizer",
     "prepare",

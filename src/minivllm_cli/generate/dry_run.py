@@ -101,9 +101,13 @@ def _memory(
     verdict = {
         "fits": True,
         "verdict": f"fits: {plan.max_num_seqs} state slots, {plan.num_blocks:,} blocks of "
-        f"{plan.block_size} tokens, {format_size(plan.pool_bytes)}",
+        f"{plan.block_size} tokens, {plan.num_snapshots} snapshots: {format_size(plan.pool_bytes)}; "
+        f"weights {format_size(plan.weight_bytes)}",
         "max_num_seqs": plan.max_num_seqs,
         "kv_blocks": plan.num_blocks,
+        "snapshots": plan.num_snapshots,
+        "weight_bytes": plan.weight_bytes,
+        "activation_bytes": plan.activation_bytes,
         "pool_bytes": plan.pool_bytes,
     }
     return plan.max_model_len, verdict, None
