@@ -41,7 +41,7 @@ def largest_max_num_seqs(config: EngineConfig, result: Fit, planner: Planner) ->
     """The most sequences, of a block each, that fit beside one of the plan's length and snapshots.
 
     Args:
-        result: of planning `config`. Where it fits, the answer is what it has, or more.
+        result: of planning `config`.
     """
     base = with_engine(config, max_model_len=result.plan.max_model_len)
 

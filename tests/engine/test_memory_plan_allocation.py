@@ -79,6 +79,21 @@ def test_f5_what_is_allocated_is_what_was_planned(
         assert runner.pool.num_bytes == plan.pool_bytes - plan.snapshot_bytes
 
 
+def test_k16_requests_use_a_slot_each_and_the_blocks_of_their_lengths(tmp_path: Path) -> None:
+    lengths = [3, 15, 16, 17, 31, 33, 40, 64]
+    with open_llm(tmp_path, {}, engine={"max_num_seqs": 9}, cache={"block_size": 16}) as llm:
+        for length in lengths:
+            llm.add_request([5] * length, SamplingParams(max_tokens=8, ignore_eos=True))
+        llm.step()
+        stats = llm.stats()
+        assert stats.state_slots_used == 8
+        assert stats.kv_blocks_used == sum(-(-length // 16) for length in lengths)
+        plan, _ = parts(llm)
+        assert (stats.state_slots_total, stats.kv_blocks_total) == (9, plan.num_blocks)
+        rows = plan.rows(from_headers=True)
+        assert sum(row.num_bytes for row in rows) == plan.device.total
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "state_dtype"), NUMBERS)
 @pytest.mark.parametrize(("num_tokens", "num_seqs"), [(256, 16), (1024, 4)])

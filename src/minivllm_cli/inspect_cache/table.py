@@ -61,7 +61,7 @@ def _detail(row: str, device: dict[str, Any], limits: dict[str, Any], pools: dic
     kv, state, snapshots = pools["kv"], pools["state"], pools["snapshots"]
     slot = format_size(state["unit_bytes"])
     sizes = device["graph_sizes"]
-    details = {
+    details: dict[str, str] = {
         "context": "CUDA and its libraries",
         "weights": device["dtype"],
         "activations": f"a step of {limits['max_num_batched_tokens']:,} tokens",
