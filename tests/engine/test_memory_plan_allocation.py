@@ -71,7 +71,9 @@ def test_f5_what_is_allocated_is_what_was_planned(
         llm.generate([1, 2, 3], SamplingParams(max_tokens=2))
         plan, runner = parts(llm)
         weights = held(model_tensors(runner.model))
-        assert weights == pytest.approx(plan.weight_bytes, rel=0.01)
+        # Not planned: an epsilon for each norm, and the rotary frequencies.
+        unplanned = 16 * (llm.model_config.num_hidden_layers + 1) + 4 * llm.model_config.rotary_dim
+        assert 0 <= weights - plan.weight_bytes <= unplanned < 0.01 * weights
         states = held((*runner.pool.conv, *runner.pool.recurrent))
         assert states == plan.state_bytes
         assert held((*runner.pool.keys, *runner.pool.values)) == plan.kv_bytes
