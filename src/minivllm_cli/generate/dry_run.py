@@ -101,8 +101,7 @@ def _memory(
     verdict = {
         "fits": True,
         "verdict": f"fits: {plan.max_num_seqs} state slots, {plan.num_blocks:,} blocks of "
-        f"{plan.block_size} tokens, {plan.num_snapshots} snapshots: {format_size(plan.pool_bytes)}; "
-        f"weights {format_size(plan.weight_bytes)}",
+        f"{plan.block_size} tokens, {format_size(plan.pool_bytes)}",
         "max_num_seqs": plan.max_num_seqs,
         "kv_blocks": plan.num_blocks,
         "snapshots": plan.num_snapshots,
@@ -182,7 +181,12 @@ def _table(document: dict[str, Any]) -> str:
     rows.append(("over the limit", f"{over['count']:,}"))
     for row in over["first"]:
         rows.append((f"  {row['id']}", f"line {row['line']}, {row['prompt_tokens']:,} tokens"))
-    rows.append(("memory", document["memory"]["verdict"]))
+    memory = document["memory"]
+    rows.append(("memory", memory["verdict"]))
+    if memory["fits"]:
+        rows.append(("  snapshots", f"{memory['snapshots']:,}"))
+        rows.append(("  weights", format_size(memory["weight_bytes"])))
+        rows.append(("  activations", format_size(memory["activation_bytes"])))
     width = max(len(name) for name, _ in rows)
     text = "".join(f"{name:<{width}}  {value}\n" for name, value in rows)
     first = document["first_prompt"]
