@@ -45,9 +45,11 @@ def _register_commands() -> None:
     from minivllm_cli import env_command
     from minivllm_cli.chat import command as chat_command
     from minivllm_cli.generate import command as generate_command
+    from minivllm_cli.inspect_cache import command as inspect_command
 
     generate_command.register(app)
     chat_command.register(app)
+    inspect_command.register(app)
     env_command.register(app)
 
 

@@ -5,6 +5,7 @@ Tests replace these functions by those of a fake engine.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from minivllm_cli.settings import Settings
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
     from minivllm_engine.memory_plan import MemoryPlan
+    from minivllm_engine.model_config import ModelConfig
     from minivllm_engine.prepare import PreparedModel
     from minivllm_engine.tokenizer import Tokenizer
 
@@ -49,12 +51,12 @@ def prepare_model(settings: Settings) -> "PreparedModel":
     return prepare(settings.model, settings.engine_config)
 
 
-def _check_directory(model: str) -> None:
+def _check_directory(model: str, command: str = "generate") -> None:
     if model != "demo" and not Path(model).expanduser().is_dir():
         raise CliError(
             f"model {model!r} is not a directory",
             why="minivllm reads local checkpoints only",
-            hint="minivllm generate ./DIR, or MODEL = demo",
+            hint=f"minivllm {command} ./DIR, or MODEL = demo",
         )
 
 
@@ -87,11 +89,51 @@ def plan_memory(settings: Settings, model_path: Path) -> "MemoryPlan":
         CapacityError: what was set does not fit.
         ConfigError: what was set is beyond what the model can do.
     """
-    from minivllm_engine import memory_plan
+    from minivllm_engine.device_memory import host_memory
+    from minivllm_engine.memory_plan import plan_memory
+
+    shape = _shape(model_path)
+    return plan_memory(shape.config, settings.engine_config, host_memory(), tied=shape.tied)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a plan needs to know of a model.
+
+    Attributes:
+        tied: the output head is the embedding.
+        from_headers: weights were there, and their headers agree with config.json.
+    """
+
+    path: Path
+    config: "ModelConfig"
+    tied: bool
+    from_headers: bool
+
+
+def read_shape(model: str) -> ModelShape:
+    """The shape of MODEL from its config.json, and from the headers of its weights if there are any.
+
+    Raises:
+        CliError: MODEL is no directory.
+        CheckpointError: there is no config.json, it cannot be read, or the weights are not those it asks for.
+    """
+    _check_directory(model, command="inspect-cache")
+    from minivllm_engine.checkpoint_index import model_directory
+
+    return _shape(model_directory(model))
+
+
+def _shape(path: Path) -> ModelShape:
+    from minivllm_engine.checkpoint_index import CheckpointIndex
     from minivllm_engine.model_config import ModelConfig
 
-    config = ModelConfig.from_dir(model_path)
-    return memory_plan.plan_memory(config, settings.engine_config, memory_plan.physical_memory())
+    config = ModelConfig.from_dir(path)
+    if not any(path.glob("*.safetensors*")):
+        return ModelShape(path, config, config.tie_word_embeddings, from_headers=False)
+    index = CheckpointIndex.open(path)
+    index.check(config)
+    return ModelShape(path, config, index.seems_tied(config), from_headers=True)
 
 
 def longest_allowed(settings: Settings, model_path: Path) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.console import print_result
+from minivllm_cli.nvidia_smi import command_output, list_gpus
 from minivllm_cli.options import DeviceOption
 from minivllm_engine import __version__
 
@@ -65,26 +65,11 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    return _output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    return command_output(["git", "-C", str(root), "rev-parse", "HEAD"])
 
 
 def _gpus() -> list[dict[str, Any]]:
-    query = "--query-gpu=name,driver_version,memory.total"
-    text = _output(["nvidia-smi", query, "--format=csv,noheader,nounits"]) or ""
-    found = []
-    for line in text.splitlines():
-        name, driver, memory = (part.strip() for part in line.rsplit(",", 2))
-        mebibytes = int(memory) if memory.isdecimal() else None
-        found.append({"name": name, "driver": driver, "memory": mebibytes and mebibytes * 1024**2})
-    return found
-
-
-def _output(args: list[str]) -> str | None:
-    try:
-        done = subprocess.run(args, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    return [{"name": g.name, "driver": g.driver, "memory": g.total} for g in list_gpus()]
 
 
 def _table(facts: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from minivllm_engine.config import CacheOptions, EngineOptions, SamplingOptions
+from minivllm_engine.config import CacheOptions, EngineOptions, GraphOptions, SamplingOptions
 
 
 class _Section(BaseModel):
@@ -36,6 +36,7 @@ class _Top(_Section):
 SECTIONS: dict[str, type[BaseModel]] = {
     "engine": EngineOptions,
     "cache": CacheOptions,
+    "graph": GraphOptions,
     "sampling": SamplingOptions,
     "chat": ChatOptions,
     "output": OutputOptions,
@@ -64,7 +65,7 @@ def is_text(path: str) -> bool:
 def accepts_auto(path: str) -> bool:
     """May this key be written `auto` for "decide when the model is known"?"""
     section, _ = _split(path)
-    return section in ("engine", "cache") and default_of(path) is None
+    return section in ("engine", "cache", "graph") and default_of(path) is None
 
 
 def check_value(path: str, value: Any) -> tuple[Any, str | None]:

@@ -15,7 +15,13 @@ from minivllm_cli.config_file import Entry, read_config_file
 from minivllm_cli.config_layers import read_arguments, read_environment
 from minivllm_cli.problems import CliError, Problem
 from minivllm_cli.sections import ChatOptions, OutputOptions, default_of
-from minivllm_engine.config import CacheOptions, EngineConfig, EngineOptions, SamplingOptions
+from minivllm_engine.config import (
+    CacheOptions,
+    EngineConfig,
+    EngineOptions,
+    GraphOptions,
+    SamplingOptions,
+)
 from minivllm_engine.request import ResolvedSampling, SamplingParams
 
 
@@ -64,6 +70,7 @@ class Settings:
         return EngineConfig(
             engine=EngineOptions(**self._set_keys("engine")),
             cache=CacheOptions(**self._set_keys("cache")),
+            graph=GraphOptions(**self._set_keys("graph")),
             sampling=SamplingOptions(**self._set_keys("sampling")),
         )
 

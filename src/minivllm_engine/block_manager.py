@@ -1,6 +1,6 @@
 """KV block ids: who holds which, which are cached, and how many can be had. Plain integers, no tensors."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
@@ -15,7 +15,8 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = deque(range(num_blocks))
+        # Last freed, first taken: memory that was never touched need not be.
+        self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._cached: set[int] = set()
         self._ref_counts = [0] * num_blocks
@@ -54,7 +55,7 @@ class BlockManager:
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, each with one reference. The caller has seen to it that they are free."""
         assert count <= len(self._free), f"{count} blocks asked for, {len(self._free)} free"
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
         self.peak_used = max(self.peak_used, self.num_used)

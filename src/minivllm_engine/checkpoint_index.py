@@ -23,13 +23,18 @@ _NEEDED = "A model is a directory with config.json, *.safetensors and tokenizer.
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
+def model_directory(model: str | Path) -> Path:
+    """Where a model lies, if it is there: "demo" is the one in this package, anything else a path."""
+    return Path(__file__).parent / "demo" if str(model) == "demo" else Path(model).expanduser()
+
+
 def resolve_model(model: str | Path) -> Path:
     """The directory of a model: "demo" is the one in this package, anything else a path.
 
     Raises:
         CheckpointError: there is no such directory, or it has no config.json or no safetensors.
     """
-    path = Path(__file__).parent / "demo" if str(model) == "demo" else Path(model).expanduser()
+    path = model_directory(model)
     try:
         is_empty = path.is_dir() and not any(path.iterdir())
     except OSError as error:
@@ -158,6 +163,11 @@ class CheckpointIndex:
             rows = self.entries[EMBEDDING].shape[0]
             return f"The embedding has {rows} rows, vocab_size is {config.vocab_size}."
         return "Use the config.json that came with these weights, or copy the weights again."
+
+    def seems_tied(self, config: ModelConfig) -> bool:
+        """As `is_tied` by names alone, without reading weights: a head beside `tie_word_embeddings` is
+        taken for a copy of the embedding."""
+        return HEAD not in self.entries or config.tie_word_embeddings
 
     def is_tied(self, config: ModelConfig) -> bool:
         """Whether the output head is the embedding, once `check` has passed.

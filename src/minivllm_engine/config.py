@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from minivllm_engine.errors import ConfigError
-from minivllm_engine.units import parse_count, parse_size
+from minivllm_engine.units import parse_count, parse_fraction, parse_size
 
 _DTYPE_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -32,6 +32,7 @@ def _dtype_name(value: object) -> object:
 
 Count = Annotated[int, BeforeValidator(parse_count)]
 ByteSize = Annotated[int, BeforeValidator(parse_size)]
+Fraction = Annotated[float, BeforeValidator(parse_fraction)]
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
 Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
 Integer = Annotated[int, BeforeValidator(_not_a_bool)]
@@ -54,6 +55,7 @@ class EngineOptions(_Section):
     max_num_seqs: Annotated[Count, Field(ge=1)] | None = None
     max_model_len: Annotated[Count, Field(ge=2)] | None = None
     max_num_batched_tokens: Annotated[Count, Field(ge=1)] | None = None
+    gpu_memory_utilization: Annotated[Fraction, Field(gt=0, le=1)] = 0.9
     cpu_memory: Annotated[ByteSize, Field(ge=1)] | None = None
     dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], BeforeValidator(_dtype_name)] = "auto"
     state_dtype: Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_dtype_name)] = "auto"
@@ -69,6 +71,13 @@ class CacheOptions(_Section):
     block_size: Annotated[Count, Field(ge=16, multiple_of=16)] = 64
     num_blocks: Annotated[Count, Field(ge=1)] | None = None
     snapshot_memory: Annotated[ByteSize, Field(ge=0)] | None = None
+
+
+class GraphOptions(_Section):
+    """Section `graph`: CUDA graphs of decode steps. None stands for `auto`: on with CUDA."""
+
+    enabled: bool | None = None
+    max_batch: Annotated[Count, Field(ge=1)] = 256
 
 
 class SamplingOptions(_Section):
@@ -93,6 +102,7 @@ class EngineConfig(_Section):
 
     engine: EngineOptions = EngineOptions()
     cache: CacheOptions = CacheOptions()
+    graph: GraphOptions = GraphOptions()
     sampling: SamplingOptions = SamplingOptions()
 
     @classmethod

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
 from minivllm_engine.config import EngineConfig
+from minivllm_engine.device_memory import host_memory
 from minivllm_engine.errors import BackendUnavailable, CheckpointError, ConfigError
 from minivllm_engine.generation_config import GenerationConfig, load_generation_config
-from minivllm_engine.memory_plan import MemoryPlan, physical_memory, plan_memory
+from minivllm_engine.memory_plan import MemoryPlan, plan_memory
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.tokenizer import Tokenizer
 
@@ -63,7 +64,8 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
             hint="copy the tokenizer.json that came with these weights",
         )
     generation_config = load_generation_config(path)
-    plan = plan_memory(model_config, config, physical_memory())
+    tied = index.seems_tied(model_config)
+    plan = plan_memory(model_config, config, host_memory(), tied=tied)
     end_ids = {
         *model_config.eos_token_ids,
         *generation_config.eos_token_ids,
@@ -96,5 +98,7 @@ def _resolve(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
             "state_dtype": plan.state_dtype,
         }
     )
-    cache = config.cache.model_copy(update={"num_blocks": plan.num_blocks})
+    cache = config.cache.model_copy(
+        update={"num_blocks": plan.num_blocks, "snapshot_memory": plan.snapshot_bytes}
+    )
     return config.model_copy(update={"engine": engine, "cache": cache})

@@ -5,6 +5,7 @@ import re
 _DECIMAL = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _COUNT = re.compile(r"([0-9][0-9_]*)([kKM]?)")
+_FRACTION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(%?)")
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
 
 
@@ -44,6 +45,20 @@ def parse_size(value: object) -> int:
             scale = _BINARY[match[2].upper()] if binary else _DECIMAL[match[2].lower()]
             return int(float(match[1].replace("_", "")) * scale)
     raise ValueError(f"{value!r} is not a size (like 2GiB, 5GB or 512MiB)")
+
+
+def parse_fraction(value: object) -> float:
+    """A share between 0 and 1: 0.9 or "90%".
+
+    Raises:
+        ValueError: the text is no such share.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = _FRACTION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a share (like 0.9 or 90%)")
+    return float(match[1]) / (100 if match[2] else 1)
 
 
 def format_size(num_bytes: int) -> str:

@@ -60,7 +60,14 @@ def _plan_memory(settings: Settings, model_path: Path) -> SimpleNamespace:
     if longest > 2 * MAX_MODEL_LEN:
         raise CapacityError(f"max_model_len {longest} does not fit")
     return SimpleNamespace(
-        max_model_len=longest, max_num_seqs=256, num_blocks=12_800, block_size=64, pool_bytes=2**30
+        max_model_len=longest,
+        max_num_seqs=256,
+        num_blocks=12_800,
+        block_size=64,
+        num_snapshots=32,
+        pool_bytes=2**30,
+        weight_bytes=2**20,
+        activation_bytes=2**20,
     )
 
 

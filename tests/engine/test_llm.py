@@ -34,16 +34,14 @@ def oracle(tiny_model) -> Oracle:
 
 @pytest.fixture
 def llm(tiny_model):
-    with LLM(tiny_model, engine={"max_num_seqs": 8}) as llm:
+    with LLM(tiny_model, engine={"max_num_seqs": 8}, cache={"num_blocks": 100}) as llm:
         llm._runner.pool.fill_(NAN)
         yield llm
         llm.check_integrity()
 
 
 def engine(tiny_model, *, num_blocks=None, block_size=16, **options) -> LLM:
-    cache = {"block_size": block_size}
-    if num_blocks is not None:
-        cache["num_blocks"] = num_blocks
+    cache = {"block_size": block_size, "num_blocks": num_blocks or 400}
     llm = LLM(tiny_model, engine=options, cache=cache)
     llm._runner.pool.fill_(NAN)
     return llm

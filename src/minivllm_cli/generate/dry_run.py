@@ -104,6 +104,9 @@ def _memory(
         f"{plan.block_size} tokens, {format_size(plan.pool_bytes)}",
         "max_num_seqs": plan.max_num_seqs,
         "kv_blocks": plan.num_blocks,
+        "snapshots": plan.num_snapshots,
+        "weight_bytes": plan.weight_bytes,
+        "activation_bytes": plan.activation_bytes,
         "pool_bytes": plan.pool_bytes,
     }
     return plan.max_model_len, verdict, None
@@ -178,7 +181,12 @@ def _table(document: dict[str, Any]) -> str:
     rows.append(("over the limit", f"{over['count']:,}"))
     for row in over["first"]:
         rows.append((f"  {row['id']}", f"line {row['line']}, {row['prompt_tokens']:,} tokens"))
-    rows.append(("memory", document["memory"]["verdict"]))
+    memory = document["memory"]
+    rows.append(("memory", memory["verdict"]))
+    if memory["fits"]:
+        rows.append(("  snapshots", f"{memory['snapshots']:,}"))
+        rows.append(("  weights", format_size(memory["weight_bytes"])))
+        rows.append(("  activations", format_size(memory["activation_bytes"])))
     width = max(len(name) for name, _ in rows)
     text = "".join(f"{name:<{width}}  {value}\n" for name, value in rows)
     first = document["first_prompt"]

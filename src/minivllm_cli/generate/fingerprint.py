@@ -37,7 +37,7 @@ def fingerprint_parts(model_path: Path, *, dtype: str) -> dict[str, str]:
     )
     settings.pop("chat_template", None)
     return {
-        "model": _digest(_model_bytes(model_path)),
+        "model": model_hash(model_path),
         "tokenizer": _digest(
             [_content(model_path / "tokenizer.json"), json.dumps(settings, sort_keys=True).encode()]
         ),
@@ -46,6 +46,11 @@ def fingerprint_parts(model_path: Path, *, dtype: str) -> dict[str, str]:
         "engine": __version__,
         "dtype": dtype,
     }
+
+
+def model_hash(model_path: Path) -> str:
+    """Names a model: a hash over its configs, and over names, sizes and ends of its weight files."""
+    return _digest(_model_bytes(model_path))
 
 
 def fingerprint(parts: dict[str, str]) -> str:

@@ -529,3 +529,4 @@ class TestDryRun:
         assert "memory          fits: 256 state slots, 12,800 blocks of 64 tokens, 1.00 GiB" in (
             done.out
         )
+        assert "  snapshots     32\n  weights       1.00 MiB\n" in done.out

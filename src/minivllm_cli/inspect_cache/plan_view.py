@@ -1,0 +1,103 @@
+"""The view `plan`: what an engine would take of a device, worked out without weights, torch or GPU."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minivllm_cli import engine_factory
+from minivllm_cli.command import Invocation
+from minivllm_cli.console import print_result
+from minivllm_cli.generate.fingerprint import model_hash
+from minivllm_cli.inspect_cache.device import choose_device
+from minivllm_cli.inspect_cache.document import plan_document
+from minivllm_cli.inspect_cache.solve import Solution, solve, without
+from minivllm_cli.inspect_cache.table import render_table
+from minivllm_cli.problems import CliError
+from minivllm_cli.settings import Settings
+from minivllm_engine.config import EngineConfig
+from minivllm_engine.device_memory import DeviceMemory
+from minivllm_engine.memory_fit import Fit
+from minivllm_engine.memory_plan import plan_warnings, refusal, try_plan
+from minivllm_engine.units import parse_size
+
+if TYPE_CHECKING:
+    from minivllm_cli.inspect_cache.command import PlanFlags
+
+
+def show_plan(run: Invocation, settings: Settings, flags: "PlanFlags") -> int:
+    """Print the plan on stdout: the table, the YAML of `--solve`, or with `--json` one document.
+
+    Raises:
+        CliError: MODEL, the size or the device will not do.
+        CapacityError: the plan does not fit; it is printed before.
+    """
+    memory = _memory(flags.memory)
+    shape = engine_factory.read_shape(settings.model)
+    config = settings.engine_config
+    if flags.solve is not None:
+        config = without(config, flags.solve)
+    device = choose_device(config.engine.device, memory)
+    if config.engine.device == "auto" and device.kind == "cpu":
+        run.console.note("device: cpu (no GPU here; --memory SIZE plans for one)")
+    planner = _planner(shape, device)
+    result = planner(config)
+    error = None if result.ok else refusal(shape.config, config, result, tied=shape.tied)
+    solution = None
+    if flags.solve is not None and error is None:
+        solution = solve(flags.solve, shape, config, result, planner)
+        config = _solved(config, solution)
+        result = solution.result
+    warnings = plan_warnings(result, config)
+    document = plan_document(
+        settings.model,
+        model_hash(shape.path),
+        shape,
+        config,
+        result,
+        planner,
+        warnings=warnings,
+        advice=[] if error is None or error.hint is None else error.hint.split(", or "),
+    )
+    for warning in warnings:
+        run.console.warn(warning)
+    _print(run, document, solution, as_json=flags.json_)
+    if error is not None:
+        raise error
+    return 0
+
+
+def _memory(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise CliError(f"--memory: {error}", hint="--memory 80GiB") from None
+    if not size:
+        raise CliError("--memory: a device without memory holds nothing", hint="--memory 80GiB")
+    return size
+
+
+def _planner(
+    shape: engine_factory.ModelShape, device: DeviceMemory
+) -> Callable[[EngineConfig], Fit]:
+    return lambda config: try_plan(shape.config, config, device, tied=shape.tied)
+
+
+def _solved(config: EngineConfig, solution: Solution) -> EngineConfig:
+    return config.model_copy(update={"engine": config.engine.model_copy(update=solution.engine)})
+
+
+def _print(
+    run: Invocation, document: dict[str, Any], solution: Solution | None, *, as_json: bool
+) -> None:
+    table = render_table(document)
+    if as_json:
+        if solution is not None:
+            document["solve"] = solution.document()
+        print_result(json.dumps(document, allow_nan=False) + "\n")
+    else:
+        print_result(table if solution is None else solution.yaml())
+    if as_json or solution is not None:
+        for line in table.splitlines():
+            run.console.note(line)

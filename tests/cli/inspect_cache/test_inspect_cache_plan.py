@@ -1,0 +1,249 @@
+"""`inspect-cache plan`: the table, the document, exit codes, without weights and without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.program import REAL, Finished, Program
+from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
+from minivllm_engine.config import EngineConfig
+from minivllm_engine.prepare import prepare
+from support.qwen35_08b import CONFIG
+
+GIB = 2**30
+_PROBE = (
+    "import sys\n"
+    "from minivllm_cli.application import run\n"
+    "code = run(sys.argv[1:])\n"
+    "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)), code, file=sys.stderr)\n"
+)
+# The shape of the 27B model: 48 of 64 layers are DeltaNet.
+_27B = CONFIG["text_config"] | {
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 48,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def real(program: Program) -> Program:
+    """The real program beside directories `m` and `large`, which hold nothing but a config.json."""
+    program.command = REAL
+    for name, config in (("m", CONFIG), ("large", _27B)):
+        (program.home / name).mkdir()
+        (program.home / name / "config.json").write_text(json.dumps(config))
+    return program
+
+
+def inspect(program: Program, *args: str, **extra: str) -> Finished:
+    return program.run("inspect-cache", *args, **extra)
+
+
+def document(done: Finished) -> dict[str, Any]:
+    (record,) = done.records
+    return record
+
+
+def rows_of(record: dict[str, Any]) -> dict[str, int]:
+    return {row["name"]: row["bytes"] for row in record["devices"][0]["rows"]}
+
+
+def test_a_plan_needs_no_weights_torch_or_gpu(real: Program) -> None:
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, "inspect-cache", "m", "--memory", "80GiB"],
+        capture_output=True,
+        text=True,
+        env=real.environ(),
+        cwd=real.home,
+    )
+    assert probe.stderr == "[] 0\n"
+    for text in ("18.63 MiB = recurrent fp32 18.00 MiB", "12.00 KiB in 6 of 24 layers, 75% less"):
+        assert text in probe.stdout
+
+
+def test_a_bf16_state_takes_half_a_slot(real: Program) -> None:
+    done = inspect(real, "m", "--memory", "80GiB", "--set", "engine.state_dtype=bf16", "--json")
+    record = document(done)
+    assert record["pools"]["state"]["unit_bytes"] == 10_100_736
+    assert record["limits"]["kv_tokens_per_slot"] == 10_100_736 // 12_288
+    assert "a slot or snapshot: 9.63 MiB" in done.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["m"], ["m", "--memory", "24GiB"], ["demo"], ["m", "--memory", "4GiB", "--device", "cpu"]],
+)
+def test_f5_rows_add_up_to_the_device(real: Program, args: list[str]) -> None:
+    done = inspect(real, *args, "--json", "-q")
+    record = document(done)
+    device = record["devices"][0]
+    assert sum(rows_of(record).values()) == device["total"]
+    assert device["unaccounted"] == 0
+    pools = record["pools"]
+    for pool, row, sinks in (
+        ("kv", "KV blocks", 1),
+        ("state", "state slots", 1),
+        ("snapshots",) * 2 + (0,),
+    ):
+        assert (pools[pool]["total"] + sinks) * pools[pool]["unit_bytes"] == rows_of(record)[row]
+
+
+def test_f7_every_pool_is_printed_as_it_was_asked_for(real: Program) -> None:
+    sets = ["engine.max_num_seqs=7", "cache.num_blocks=100", "cache.snapshot_memory=200MiB"]
+    args = [word for text in sets for word in ("--set", text)]
+    done = inspect(real, "m", "--memory", "80GiB", *args)
+    assert "(7 + 1) × 18.63 MiB" in done.out
+    assert "10 × 18.63 MiB" in done.out
+    assert "6,400 tok = 100 × 64" in done.out
+
+
+def test_the_plan_is_the_one_that_the_engine_is_made_from(real: Program) -> None:
+    record = document(inspect(real, "demo", "--device", "cpu", "--json", "-q"))
+    plan = prepare("demo", EngineConfig()).plan
+    pools = record["pools"]
+    assert pools["kv"]["total"] == plan.num_blocks
+    assert pools["state"]["total"] == plan.max_num_seqs
+    assert pools["snapshots"]["total"] == plan.num_snapshots
+    assert rows_of(record)["weights"] == plan.weight_bytes
+    stored = CheckpointIndex.open(resolve_model("demo"))
+    basis = {row["name"]: row["basis"] for row in record["devices"][0]["rows"]}
+    assert stored.entries and basis["weights"] == "headers"
+    assert record["model"]["hash"].startswith("sha256:")
+
+
+def test_k14_k22_what_does_not_fit_is_printed_and_ends_with_exit_4(real: Program) -> None:
+    args = ["m", "plan", "--memory", "8GiB"]
+    done = inspect(real, *args, "--max-num-seqs", "500")
+    assert done.code == 4
+    assert "too much" in done.out and "(500 + 1) × 18.63 MiB" in done.out
+    assert done.err_lines[-3].startswith("error: max_num_seqs 500 needs 500 state slots")
+    fitting = done.err.partition("--set engine.max_num_seqs=")[2].partition(",")[0].strip()
+    assert done.err_lines[-3].endswith(f"; {fitting} fit")
+    assert inspect(real, *args, "--max-num-seqs", fitting).code == 0
+    record = document(inspect(real, *args, "--max-num-seqs", "500", "--json", "-q"))
+    assert record["fits"] is False
+    assert sum(rows_of(record).values()) == 8 * GIB
+    assert record["advice"][0] == f"--set engine.max_num_seqs={fitting}"
+
+
+@pytest.mark.parametrize("key", ["max_num_seqs", "max_model_len"])
+@pytest.mark.parametrize("where", [["--memory", "24GiB"], ["--device", "cpu", "--memory", "16GiB"]])
+def test_solve_prints_yaml_that_fits_while_one_more_does_not(
+    real: Program, key: str, where: list[str]
+) -> None:
+    done = inspect(real, "m", *where, "--solve", key, "--set", f"engine.{key}=9")
+    assert done.code == 0
+    (real.home / "solved.yaml").write_text(done.out)
+    record = document(inspect(real, "m", *where, "--config", "solved.yaml", "--json", "-q"))
+    value = record["limits"][key]
+    assert f"  {key}: {value}\n" in done.out
+    assert "lowered" not in done.err
+    positions = CONFIG["text_config"]["max_position_embeddings"]
+    if (key, value) == ("max_model_len", positions):
+        return
+    more = inspect(
+        real, "m", *where, "--config", "solved.yaml", "--set", f"engine.{key}={value + 64}"
+    )
+    # Nothing is left but what the default of the snapshots gives way to.
+    assert more.code == 4 or "cache.snapshot_memory lowered" in more.err
+
+
+def test_the_matrix_says_which_pool_is_too_small(real: Program) -> None:
+    record = document(inspect(real, "m", "--memory", "6GiB", "--json", "-q"))
+    cells = {(c["max_num_seqs"], c["max_model_len"]): c for c in record["what_fits"]}
+    assert {cell["verdict"] for cell in cells.values()} >= {"ok", "KV", "state"}
+    (current,) = [place for place, cell in cells.items() if cell["is_current"]]
+    limits = record["limits"]
+    assert current == (limits["max_num_seqs"], limits["max_model_len"])
+    for (count, length), cell in cells.items():
+        sets = ["--max-num-seqs", str(count), "--max-model-len", str(length)]
+        if count in (16, 256) and length in (4096, 131072):
+            code = inspect(real, "m", "--memory", "6GiB", *sets, "-q").code
+            assert code == (0 if cell["verdict"] == "ok" else 4)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("model", ["m", "large", "demo"])
+@pytest.mark.parametrize("memory", ["8GiB", "140GiB"])
+def test_k40_the_table_is_at_most_80_columns_wide(
+    real: Program, model: str, memory: str, columns: str
+) -> None:
+    done = inspect(real, model, "--memory", memory, COLUMNS=columns)
+    assert done.code == (4 if (model, memory) == ("large", "8GiB") else 0)
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert "\x1b" not in done.out and "…" not in done.out
+
+
+def test_the_27b_shape_has_the_exchange_rate_of_its_config(real: Program) -> None:
+    record = document(inspect(real, "large", "--memory", "140GiB", "--json", "-q"))
+    assert record["limits"]["kv_tokens_per_slot"] == 2_349
+    assert record["pools"]["kv"]["bytes_per_token"] == 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
+        (["m", "large"], "two models: m and large", "minivllm inspect-cache [MODEL] [plan]"),
+        (["plan", "plan"], "two views: plan and plan", "minivllm inspect-cache [MODEL] [plan]"),
+        (["nowhere"], "model 'nowhere' is not a directory", "minivllm inspect-cache ./DIR"),
+        (["m", "--memory", "lots"], "--memory: 'lots' is not a size", "--memory 80GiB"),
+        (["m", "--memory", "0"], "--memory: a device without memory", "--memory 80GiB"),
+        (
+            ["m", "--max-model-len", "300K"],
+            "engine.max_model_len 307200 is beyond",
+            "--set engine.",
+        ),
+        (["m", "--solve", "seeds"], "invalid value for '--solve'", "minivllm inspect-cache --help"),
+    ],
+)
+def test_usage_errors_say_what_works(real: Program, args: list[str], error: str, hint: str) -> None:
+    done = inspect(real, *args)
+    assert (done.code, done.out) == (2, "")
+    lines = [line for line in done.err_lines if line.startswith(("error:", "try:"))]
+    assert lines[0].startswith(f"error: {error}")
+    assert lines[1].startswith(f"try: {hint}")
+
+
+def test_a_directory_that_is_called_as_a_view_needs_a_path(real: Program) -> None:
+    (real.home / "m").rename(real.home / "plan")
+    assert "./plan on" in inspect(real, "./plan", "--memory", "80GiB").out
+    assert "demo on" in inspect(real, "plan", "--memory", "80GiB").out
+
+
+def test_weights_that_do_not_belong_to_the_config_are_refused(
+    real: Program, tiny_model: Path
+) -> None:
+    (real.home / "m" / "model.safetensors").write_bytes(
+        (tiny_model / "model.safetensors").read_bytes()
+    )
+    done = inspect(real, "m")
+    assert done.code == 2
+    assert "are not those that its config.json asks for" in done.err
+
+
+def test_a_prefix_that_is_longer_than_the_context_is_a_warning(real: Program) -> None:
+    done = inspect(
+        real, "m", "--memory", "80GiB", "--set", "cache.block_size=128", "--max-model-len", "96"
+    )
+    assert "warning: the prefix cache cannot hit" in done.err
+    assert "shortest prefix that can hit: none" in done.out
+
+
+def test_k21_help_is_quick_and_loads_nothing_heavy(real: Program) -> None:
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, "inspect-cache", "--help"],
+        capture_output=True,
+        text=True,
+        env=real.environ(),
+        timeout=20,
+    )
+    assert probe.stderr == "[] 0\n"
+    assert "--solve" in probe.stdout
