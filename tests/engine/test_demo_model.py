@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=96)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", engine={"max_num_seqs": 32}) as llm:
+    with LLM("demo", engine={"max_num_seqs": 32, "cpu_memory": "128MiB"}) as llm:
         yield llm
 
 

@@ -34,15 +34,14 @@ def oracle(tiny_model) -> Oracle:
 
 @pytest.fixture
 def llm(tiny_model):
-    with LLM(tiny_model, engine={"max_num_seqs": 8}, cache={"num_blocks": 100}) as llm:
-        llm._runner.pool.fill_(NAN)
+    with engine(tiny_model, max_num_seqs=8, block_size=64, num_blocks=100) as llm:
         yield llm
         llm.check_integrity()
 
 
 def engine(tiny_model, *, num_blocks=None, block_size=16, **options) -> LLM:
     cache = {"block_size": block_size, "num_blocks": num_blocks or 400}
-    llm = LLM(tiny_model, engine=options, cache=cache)
+    llm = LLM(tiny_model, engine={"cpu_memory": "64MiB", **options}, cache=cache)
     llm._runner.pool.fill_(NAN)
     return llm
 

@@ -157,6 +157,7 @@ def demo_bench() -> Bench:
 def run_cell(model: object, bench: Bench, block_size: int, budget: int, lengths: list[int]) -> None:
     """All ways for some lengths, with one engine: one block size, one token budget."""
     engine = {"max_num_seqs": 4, "max_num_batched_tokens": budget, "max_model_len": 768}
+    engine["cpu_memory"] = "64MiB"
     with LLM(
         model, engine=engine, cache={"block_size": block_size, "num_blocks": 2048 // 16}
     ) as llm:

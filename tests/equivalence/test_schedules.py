@@ -30,6 +30,7 @@ def random_engine(rng: random.Random, model: object, longest: int, *, crowded: b
         engine={
             "max_num_seqs": 6 if crowded else rng.choice([1, 2, 3, 6]),
             "max_num_batched_tokens": rng.choice([3, 7, 63, 64, 65, 100, 2048]),
+            "cpu_memory": "64MiB",
         },
         cache={
             "block_size": block_size,
