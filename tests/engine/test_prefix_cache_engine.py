@@ -24,7 +24,6 @@ def engine(model, *, slots: int = 4, budget: int = 2048, **cache) -> LLM:
     options = {
         "max_num_seqs": slots,
         "max_num_batched_tokens": budget,
-        "max_model_len": 1024,
         "cpu_memory": "32MiB",
     }
     return LLM(model, engine=options, cache={"block_size": 16, "num_blocks": 200, **cache})
