@@ -60,7 +60,13 @@ def _plan_memory(settings: Settings, model_path: Path) -> SimpleNamespace:
     if longest > 2 * MAX_MODEL_LEN:
         raise CapacityError(f"max_model_len {longest} does not fit")
     return SimpleNamespace(
-        max_model_len=longest, max_num_seqs=256, num_blocks=12_800, block_size=64, pool_bytes=2**30
+        max_model_len=longest,
+        max_num_seqs=256,
+        num_blocks=12_800,
+        num_snapshots=32,
+        slot_bytes=2**20,
+        block_size=64,
+        pool_bytes=2**30,
     )
 
 
