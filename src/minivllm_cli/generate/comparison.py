@@ -41,7 +41,7 @@ class Comparison:
     """Two outputs beside each other.
 
     Attributes:
-        gap: largest difference of a logprob that both report, as far as both have seen the same tokens.
+        gap: largest difference of a logprob, as far as both have seen the same tokens.
         position: of the first token that differs; None where all are the same.
         warm, cold: the tokens there; None where one of them had ended.
     """
@@ -77,8 +77,15 @@ def _ids(*outputs: CompletionOutput) -> list[list[int]]:
 
 
 def _gap(warm: PositionLogprobs, cold: PositionLogprobs) -> float:
-    mine, theirs = _by_id(warm), _by_id(cold)
-    return max((abs(mine[i] - theirs[i]) for i in mine.keys() & theirs.keys()), default=0.0)
+    return max(_one_sided(warm, cold), _one_sided(cold, warm))
+
+
+def _one_sided(mine: PositionLogprobs, theirs: PositionLogprobs) -> float:
+    # A token that the other does not report is there at most as likely as the last that is.
+    known, others = _by_id(mine), _by_id(theirs)
+    floor = min((finite(t.logprob) for t in theirs.top), default=0.0)
+    gaps = [abs(v - others[i]) if i in others else v - floor for i, v in known.items()]
+    return max(0.0, *gaps)
 
 
 def _by_id(position: PositionLogprobs) -> dict[int, float]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _STEP = 1024
 _OFTEN = 0.5
 _MANY_MISSES = 0.2
+_MOST_OF = 0.9
 _FINEST_GRID = 64
 
 
@@ -39,7 +40,7 @@ class Remedies:
 
     def advice(self, tally: Tally) -> str | None:
         """The one thing that would help most with a load like this, if something would."""
-        return self.for_waiting(tally) or self.for_cache(tally)
+        return self.for_cache(tally) or self.for_waiting(tally)
 
     def for_waiting(self, tally: Tally) -> str | None:
         """What would have let more requests run at once, if that was what most steps lacked."""
@@ -92,12 +93,13 @@ class Remedies:
         return f"{text} to be reused in units of {grid} tokens; --set cache.block_size={_FINEST_GRID} fits"
 
     def _with(self, path: str, value: Any, plan: "MemoryPlan") -> "MemoryPlan | None":
-        """The plan with one value more; None where that does not fit, or takes from the rest."""
+        """The plan with one value more; None where that does not fit, or takes much from the rest."""
         other = self._plan(path, value)
-        sizes = ("max_num_seqs", "max_model_len", "num_blocks", "num_snapshots")
+        sizes = ("max_num_seqs", "max_model_len", "num_snapshots")
         if other is None or any(getattr(other, s) < getattr(plan, s) for s in sizes):
             return None
-        return other
+        # What nothing else wants goes to KV blocks, so these always give a little.
+        return other if other.num_blocks >= _MOST_OF * plan.num_blocks else None
 
     def _ask(self, path: str | None, value: Any) -> "MemoryPlan | None":
         settings = self._settings if path is None else self._settings.with_value(path, value)

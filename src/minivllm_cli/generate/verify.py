@@ -25,7 +25,7 @@ class VerifyCounts:
     Attributes:
         reused: requests that reused a prefix.
         replayed: of those, requests whose replay has come to its end.
-        largest_gap: of any logprob that two runs both report, before they part.
+        largest_gap: between logprobs of two runs, before they part.
     """
 
     reused: int = 0
