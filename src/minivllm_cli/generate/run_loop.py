@@ -118,8 +118,7 @@ class RunLoop:
 
     def _drain(self) -> bool:
         if self._verifier is not None:
-            self._verifier.drop_all()
-            self._verifier = None
+            self._verifier.stop()
         for request_id, running in list(self._running.items()):
             if not running.started:
                 self._drop(request_id)

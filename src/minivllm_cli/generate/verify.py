@@ -60,6 +60,7 @@ class Verifier:
         engine = llm.config.engine
         self._tolerance = tolerance_of(engine.dtype, engine.state_dtype)
         self._replays: dict[str, _Replay] = {}
+        self._stopped = False
 
     @property
     def num_sequences(self) -> int:
@@ -80,7 +81,7 @@ class Verifier:
         self, job: Job, prompt: BuiltPrompt, params: SamplingParams, output: RequestOutput
     ) -> None:
         """A request is done: replay it if it is one of those."""
-        if output.error is not None or not output.usage.cached_tokens:
+        if self._stopped or output.error is not None or not output.usage.cached_tokens:
             return
         self.counts.reused += 1
         if self.counts.reused % self._every:
@@ -101,8 +102,9 @@ class Verifier:
             self._compare(replay, output)
         return True
 
-    def drop_all(self) -> None:
-        """The run ends early: no more replays."""
+    def stop(self) -> None:
+        """The run ends early: drop the replays, and begin no more."""
+        self._stopped = True
         for request_id in list(self._replays):
             self._llm.abort(request_id)
         self._replays.clear()
