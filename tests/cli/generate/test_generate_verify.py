@@ -1,13 +1,14 @@
 """`--verify N`: replays from nothing, their verdicts, and a planted bug that they find."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.program import REAL, TESTS, Program
+from cli.program import REAL, TESTS, Program, read_records
 from minivllm_cli.generate.comparison import Tolerance, compare, tolerance_of
 from minivllm_engine.request import (
     CompletionOutput,
@@ -241,3 +242,25 @@ def test_a_snapshot_that_lost_its_state_is_found(program: Program, tiny_model: P
     assert summary["verify"]["largest_gap"] > 0.01
     assert "error: verify: line 2 (line-000002): " in done.err
     assert len(done.records) == 3
+
+
+def test_an_interrupt_drops_replays_and_leaves_records_as_asked(
+    program: Program, fake_model: Path
+) -> None:
+    source = program.write_lines("in", _lines(*["count 30"] * 24))
+    args = ["generate", fake_model, "-i", source, "-o", "out", "--verify", "1"]
+    args += ["--max-num-seqs", "3"]
+    process = program.start(*args, FAKE_STEP_SECONDS="0.02")
+    partial = program.home / "out.partial"
+    program.interrupt_when(
+        lambda: partial.exists() and partial.read_bytes().count(b"\n") > 4, process, signal.SIGINT
+    )
+    stopped = program.finish(process)
+    assert stopped.code == 130, stopped.err
+    done = program.run(*args)
+    assert done.code == 0
+    assert "resuming: " in done.err
+    records = read_records(program.home / "out")
+    assert [r["id"] for r in records] == [f"q{i}" for i in range(24)]
+    assert {r["outputs"][0]["token_ids"] for r in records} == {None}
+    assert {r["outputs"][0]["logprobs"] for r in records} == {None}
