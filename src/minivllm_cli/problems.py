@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     SOME_REQUESTS_FAILED = 3
     DOES_NOT_FIT = 4
+    CHECK_FAILED = 5
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141
     TERMINATED = 143

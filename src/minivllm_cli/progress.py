@@ -29,8 +29,8 @@ class Progress:
         done, total: in the phase's unit: bytes, tokens, sequences; total 0 where there is no measure.
         detail: what is loaded or read.
         mean_length: output tokens of a finished sequence, on average.
+        hit: share of the prompt tokens that were reused; None where there is no prefix cache.
         prefill: computed and all tokens of a long prompt that is being read.
-        wait_reason: why requests wait.
     """
 
     phase: str
@@ -42,6 +42,7 @@ class Progress:
     in_tok_s: float = 0.0
     eta_s: float | None = None
     mean_length: float | None = None
+    hit: float | None = None
     prefill: tuple[int, int] | None = None
     stats: EngineStats | None = None
 
@@ -188,7 +189,9 @@ def plain_line(progress: Progress) -> str:
     if progress.phase == "generate":
         parts.append(f"err {progress.failed}")
         parts.append(f"out {short_count(progress.out_tok_s)} tok/s")
-        parts.append(f"in {short_count(progress.in_tok_s)} tok/s")
+        parts.append(f"in {short_count(progress.in_tok_s)} tok/s{hit_text(progress)}")
+        if progress.stats is not None:
+            parts += pool_texts(progress.stats)
         if progress.prefill is not None:
             parts.append(prefill_text(progress.prefill))
         if progress.eta_s is not None and progress.done < progress.total:
@@ -207,6 +210,23 @@ def counts(progress: Progress) -> str:
     else:
         amounts = f"{progress.done:,}/{progress.total:,}"
     return f"{amounts} ({progress.percent}%)"
+
+
+def hit_text(progress: Progress) -> str:
+    """What part of the prompts was reused: " (hit 38%)"."""
+    return "" if progress.hit is None else f" (hit {progress.hit:.0%})"
+
+
+def pool_texts(stats: EngineStats) -> list[str]:
+    """How full the pools are, each by itself: KV blocks, state slots and, with a cache, snapshots."""
+    used, total = stats.kv_blocks_used, stats.kv_blocks_total
+    texts = [
+        f"KV {used * 100 // max(total, 1)}%",
+        f"state {stats.state_slots_used}/{stats.state_slots_total}",
+    ]
+    if stats.snapshots_total:
+        texts.append(f"snap {stats.snapshots_used}/{stats.snapshots_total}")
+    return texts
 
 
 def prefill_text(prefill: tuple[int, int]) -> str:

@@ -7,7 +7,15 @@ from rich.live import Live
 from rich.text import Text
 
 from minivllm_cli.console import Console
-from minivllm_cli.progress import Progress, clock, counts, prefill_text, short_count
+from minivllm_cli.progress import (
+    Progress,
+    clock,
+    counts,
+    hit_text,
+    pool_texts,
+    prefill_text,
+    short_count,
+)
 
 _MIN_BAR, _MAX_BAR = 6, 24
 
@@ -69,7 +77,7 @@ def _first_line(progress: Progress, width: int) -> str:
         if progress.mean_length is not None:
             text += f"  len {progress.mean_length:.0f}"
         text += f" │ out {short_count(progress.out_tok_s)} tok/s"
-        text += f"  in {short_count(progress.in_tok_s)} tok/s"
+        text += f"  in {short_count(progress.in_tok_s)} tok/s{hit_text(progress)}"
         text += f" │ ETA {'-' if progress.eta_s is None else clock(progress.eta_s)}"
     if not progress.total:
         return f"{progress.phase}{text}"
@@ -91,11 +99,11 @@ def _second_line(progress: Progress) -> str:
     wait = f"wait {stats.num_waiting}"
     if stats.num_waiting and stats.bound_by:
         wait += f" ({stats.bound_by})"
-    used, total = stats.kv_blocks_used, stats.kv_blocks_total
+    kv, *pools = pool_texts(stats)
     parts = [
         f"run {stats.num_running}  {wait}",
-        f"KV {used * 100 // max(total, 1)}%  {used:,}/{total:,} blk",
-        f"state {stats.state_slots_used}/{stats.state_slots_total}",
+        f"{kv}  {stats.kv_blocks_used:,}/{stats.kv_blocks_total:,} blk",
+        *pools,
         f"preempt {stats.num_preemptions}",
     ]
     if progress.prefill is not None:

@@ -129,7 +129,13 @@ class Answer:
             finished=self.finished,
             error=self.error,
             num_prompt_computed=len(self._prompt_ids) if started else computed,
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        return [None, *self._outputs[0].request.prompt_logprobs]
 
     def _usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
         # Further outputs share the prompt with the first, which is the one that may have found it.

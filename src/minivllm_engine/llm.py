@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from minivllm_engine.prompt import Prompt, read_prompt
 from minivllm_engine.request import (
     CacheUse,
     FinishReason,
+    PositionLogprobs,
     Request,
     RequestOutput,
     ResolvedSampling,
@@ -42,6 +44,7 @@ class StepInFlight:
 
     batch: ScheduledBatch
     sampled: tuple[Sampled | None, ...]
+    scored: tuple[PositionLogprobs | None, ...] = ()
     failure: Exception | None = None
 
 
@@ -284,13 +287,14 @@ class LLM:
         for sequence in batch.sequences:
             self._answers[sequence.request.request_id].mark_started()
         try:
-            sampled = self._sample(runner, batch)
+            output = runner.run(batch)
+            sampled = self._sample(output.logits, batch)
         except Exception as error:
-            return StepInFlight(batch, (), error)
+            return StepInFlight(batch, (), failure=error)
         except BaseException:
             self._scheduler.roll_back(batch, suspect=False)
             raise
-        return StepInFlight(batch, sampled)
+        return StepInFlight(batch, sampled, output.scored)
 
     def collect(self, flight: StepInFlight) -> list[RequestOutput]:
         """Commit a step that was launched, and report what is new.
@@ -302,14 +306,18 @@ class LLM:
         token_ids = [None if one is None else one.token_id for one in flight.sampled]
         self._scheduler.commit(flight.batch, token_ids)
         news: dict[str, Answer] = {}
+        scored = iter(flight.scored)
         for sequence, one in zip(flight.batch.sequences, flight.sampled, strict=True):
             request = sequence.request
+            scores = list(islice(scored, len(sequence.scored)))
             if request.status == "finished":
                 continue
             answer = self._answers[request.request_id]
             news[request.request_id] = answer
             end = min(sequence.start + sequence.length, len(request.prompt_ids))
             self._prompt_tokens_computed += max(0, end - sequence.start)
+            if not self._take_scores(answer, request, scores):
+                continue
             if one is not None:
                 self._take_token(answer, request, one)
         return [self._report(answer) for answer in news.values()]
@@ -395,8 +403,7 @@ class LLM:
         self._undelivered += [out for out in outputs if out.request_id not in wanted]
         return [out for out in outputs if out.request_id in wanted]
 
-    def _sample(self, runner: ModelRunner, batch: ScheduledBatch) -> tuple[Sampled | None, ...]:
-        logits = runner.run(batch)
+    def _sample(self, logits: torch.Tensor, batch: ScheduledBatch) -> tuple[Sampled | None, ...]:
         sampling = [sequence.request for sequence in batch.sequences if sequence.samples]
         rows = [
             SamplingRow(
@@ -412,16 +419,30 @@ class LLM:
         results = iter(sample(logits, rows))
         return tuple(next(results) if sequence.samples else None for sequence in batch.sequences)
 
+    def _take_scores(
+        self, answer: Answer, request: Request, scores: Sequence[PositionLogprobs | None]
+    ) -> bool:
+        """Keep the logprobs of prompt tokens; False where some are dead and the request has ended."""
+        for score in scores:
+            if score is None:
+                self._end_dead(answer, request, len(request.prompt_logprobs) + 1)
+                return False
+            request.prompt_logprobs.append(score)
+        return True
+
+    def _end_dead(self, answer: Answer, request: Request, position: int) -> None:
+        error = EngineError(
+            "the model gave dead logits: not finite, or all equal",
+            why=f"at position {position} of {request.request_id}",
+            code="non_finite_logits",
+        )
+        for other in answer.requests:
+            self._cache.forget(other)
+        self._fail(answer, error)
+
     def _take_token(self, answer: Answer, request: Request, one: Sampled) -> None:
         if one.token_id is None:
-            error = EngineError(
-                "the model gave dead logits: not finite, or all equal",
-                why=f"at position {request.num_tokens} of {request.request_id}",
-                code="non_finite_logits",
-            )
-            for other in answer.requests:
-                self._cache.forget(other)
-            self._fail(answer, error)
+            self._end_dead(answer, request, request.num_tokens)
             return
         self._output_tokens += 1
         if answer.add_token(request, one.token_id, one.logprobs) is not None:

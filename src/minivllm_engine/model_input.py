@@ -28,6 +28,8 @@ class ModelInput:
         kv_slots: [num_tokens] int64, where each new token's K and V go: block * block_size + offset.
         logits_rows: [num_logits] int64, rows of the packed batch whose logits are wanted.
         num_decodes: see above.
+        scored_rows: [num_scored] int64, rows whose logits tell the logprob of a prompt's next token;
+            None for none. They may be many: take them in parts.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +41,7 @@ class ModelInput:
     kv_slots: torch.Tensor
     logits_rows: torch.Tensor
     num_decodes: int
+    scored_rows: torch.Tensor | None = None
 
 
 def build_model_input(batch: ScheduledBatch, pool: CachePool) -> ModelInput:
@@ -48,6 +51,7 @@ def build_model_input(batch: ScheduledBatch, pool: CachePool) -> ModelInput:
     positions: list[int] = []
     kv_slots: list[int] = []
     logits_rows: list[int] = []
+    scored_rows: list[int] = []
     size = pool.block_size
     for sequence in sequences:
         start, end = sequence.start, sequence.start + sequence.length
@@ -55,6 +59,8 @@ def build_model_input(batch: ScheduledBatch, pool: CachePool) -> ModelInput:
         positions += range(start, end)
         table = sequence.block_table
         kv_slots += [table[p // size] * size + p % size for p in range(start, end)]
+        first = len(tokens) - sequence.length
+        scored_rows += [first + position - start for position in sequence.scored]
         if sequence.samples:
             logits_rows.append(len(tokens) - 1)
     widest = max(len(sequence.block_table) for sequence in sequences)
@@ -74,4 +80,5 @@ def build_model_input(batch: ScheduledBatch, pool: CachePool) -> ModelInput:
         kv_slots=tensor(kv_slots),
         logits_rows=tensor(logits_rows),
         num_decodes=batch.num_decodes,
+        scored_rows=tensor(scored_rows) if scored_rows else None,
     )

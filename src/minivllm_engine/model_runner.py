@@ -1,6 +1,7 @@
 """The model on its device: weights, pool and one eager step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -11,10 +12,26 @@ from minivllm_engine.memory_plan import MemoryPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import build_model_input
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.scheduler import ScheduledBatch
+from minivllm_engine.request import PositionLogprobs
+from minivllm_engine.sampler import score
+from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step gives.
+
+    Attributes:
+        logits: [num_sampling, vocab_size], of the sequences that sample.
+        scored: one entry for each scored position of each sequence, in order; None where the logits
+            are dead.
+    """
+
+    logits: torch.Tensor
+    scored: tuple[PositionLogprobs | None, ...] = ()
 
 
 class ModelRunner:
@@ -44,15 +61,29 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def run(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Compute one step. Returns the logits of the sequences that sample: [num_sampling, vocab].
+    def run(self, batch: ScheduledBatch) -> StepOutput:
+        """Compute one step.
 
         On an exception the states and KV of the batch's requests are undefined.
         """
         if batch.restores:
             self.pool.restore(*zip(*batch.restores, strict=True))
-        logits: torch.Tensor = self.model(build_model_input(batch, self.pool), self.pool)
+        model_input = build_model_input(batch, self.pool)
+        hidden = self.model.hidden_states(model_input, self.pool)
         saves = [(s.slot, s.snapshot) for s in batch.sequences if s.snapshot is not None]
         if saves:
             self.pool.save(*zip(*saves, strict=True))
-        return logits
+        logits = self.model.logits(hidden.index_select(0, model_input.logits_rows))
+        if model_input.scored_rows is None:
+            return StepOutput(logits)
+        tokens = [token for sequence in batch.sequences for token in _scored_tokens(sequence)]
+        rows = hidden.index_select(0, model_input.scored_rows)
+        scored = score(rows, tokens, self.model.logits, self.model.config.vocab_size)
+        return StepOutput(logits, tuple(scored))
+
+
+def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
+    """The token after each scored position, and how many of the likeliest are wanted beside it."""
+    request = sequence.request
+    for position in sequence.scored:
+        yield request.prompt_ids[position + 1], request.params.prompt_logprobs or 0

@@ -63,6 +63,8 @@ class SamplingParams(BaseModel):
         prefix_cache: may the request start from what earlier ones left, and leave something itself?
         logprobs: report the logprobs of the sampled token and of that many likeliest (log-softmax of
             the model's logits, before any penalty or temperature).
+        prompt_logprobs: the same for each token of the prompt but the first, given those before it. All
+            of the prompt must be computed for that, so the request does without the prefix cache.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -85,6 +87,7 @@ class SamplingParams(BaseModel):
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_id_tuple)] = ()
     ignore_eos: bool | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prefix_cache: bool = True
 
     @classmethod
@@ -109,6 +112,8 @@ class SamplingParams(BaseModel):
             value = next((value for value in found if value is not None), None)
             if value is not None and not (name == "seed" and self.seed is None):
                 values[name] = value
+        if self.prompt_logprobs is not None:
+            values["prefix_cache"] = False
         return ResolvedSampling(**values)
 
 
@@ -132,6 +137,7 @@ class ResolvedSampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     prefix_cache: bool = True
 
 
@@ -146,7 +152,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Logprobs at one generated position: the sampled token, and the likeliest ones, best first."""
+    """Logprobs at one position: the token that stands there, and the likeliest ones, best first."""
 
     sampled: TokenLogprob
     top: tuple[TokenLogprob, ...]
@@ -237,6 +243,8 @@ class RequestOutput:
     """A request's answer, so far or whole. `text`, `text_delta` and `finish_reason` are those of output 0.
 
     `params` is None where the request was refused before anything of it was understood.
+    `prompt_logprobs`, where asked for, has an entry a prompt token as far as it was computed; nothing
+    comes before the first token, and so its entry is None.
     """
 
     request_id: str
@@ -248,6 +256,7 @@ class RequestOutput:
     finished: bool = False
     error: EngineError | None = None
     num_prompt_computed: int = 0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -284,6 +293,7 @@ class Request:
         boundaries: where snapshots are wanted, ascending.
         rolling_snapshot: the cache's node with the latest snapshot of the answer.
         cache_use: what it found when it first started; None before.
+        prompt_logprobs: of the prompt's second token and those after it, as far as they are scored.
     """
 
     request_id: str
@@ -305,6 +315,7 @@ class Request:
     boundaries: list[int] = field(default_factory=list)
     rolling_snapshot: Any = None
     cache_use: CacheUse | None = None
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Logits to token ids. What a row gets depends on its own logits, parameters and counters alone."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,31 @@ def random_uniform(seed: int, index: int, position: int) -> float:
     return (state >> 11) * 2.0**-53
 
 
+def score(
+    hidden: torch.Tensor,
+    tokens: Sequence[tuple[int, int]],
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    vocab_size: int,
+) -> list[PositionLogprobs | None]:
+    """Logprobs of tokens that are known. Rows are taken in groups: their logits are never all there.
+
+    Args:
+        hidden: [num_rows, hidden_size].
+        tokens: for each row the token that comes next, and how many of the likeliest are wanted.
+        logits_of: makes logits of some of the rows, [_, vocab_size].
+
+    Returns:
+        One entry a row; None where the logits are dead.
+    """
+    results: list[PositionLogprobs | None] = []
+    group = max(16, _GROUP_ELEMENTS // vocab_size)
+    for at in range(0, len(tokens), group):
+        logits = logits_of(hidden[at : at + group]).float()
+        reports = _logprobs(logits, tokens[at : at + group])
+        results += [r if ok else None for r, ok in zip(reports, _alive(logits), strict=True)]
+    return results
+
+
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     """Draw one token a row.
 
@@ -65,15 +90,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     for at in range(0, len(hot), group):
         chosen = hot[at : at + group]
         token_ids[chosen] = _draw(adjusted[chosen], [rows[i] for i in chosen])
-    results = []
-    for i, token_id in enumerate(token_ids.tolist()):
-        if not alive[i]:
-            results.append(Sampled(None))
-            continue
-        count = rows[i].params.logprobs
-        report = None if count is None else _logprobs(raw[i], token_id, count)
-        results.append(Sampled(token_id, report))
-    return results
+    chosen_ids: list[int] = token_ids.tolist()
+    reports = _reports(raw, rows, chosen_ids)
+    return [
+        Sampled(token_id, reports.get(i)) if alive[i] else Sampled(None)
+        for i, token_id in enumerate(chosen_ids)
+    ]
 
 
 def _alive(logits: torch.Tensor) -> list[bool]:
@@ -154,13 +176,36 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     return ids.gather(1, place.minimum(last)).squeeze(1)
 
 
-def _logprobs(logits: torch.Tensor, token_id: int, count: int) -> PositionLogprobs:
+def _reports(
+    raw: torch.Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
+) -> dict[int, PositionLogprobs]:
+    """Logprobs of the rows that ask for them."""
+    counts = {i: row.params.logprobs for i, row in enumerate(rows)}
+    wanted = [(i, count) for i, count in counts.items() if count is not None]
+    group = max(1, _GROUP_ELEMENTS // raw.shape[-1])
+    found: dict[int, PositionLogprobs] = {}
+    for at in range(0, len(wanted), group):
+        some = wanted[at : at + group]
+        places = [i for i, _ in some]
+        tokens = [(token_ids[i], count) for i, count in some]
+        found |= zip(places, _logprobs(raw[places], tokens), strict=True)
+    return found
+
+
+def _logprobs(logits: torch.Tensor, tokens: Sequence[tuple[int, int]]) -> list[PositionLogprobs]:
+    """Of one token a row, and of as many of the likeliest as stand beside it."""
     logprobs = logits.double().log_softmax(dim=-1)
-    top_values, top_ids = logprobs.topk(min(count, logprobs.shape[-1]))
-    rank = int((logprobs > logprobs[token_id]).sum()) + 1
-    pairs = zip(top_ids.tolist(), top_values.tolist(), strict=True)
-    top = tuple(TokenLogprob(i, value, place) for place, (i, value) in enumerate(pairs, start=1))
-    return PositionLogprobs(TokenLogprob(token_id, float(logprobs[token_id]), rank), top)
+    most = min(max(count for _, count in tokens), logprobs.shape[-1])
+    top_values, top_ids = (part.tolist() for part in logprobs.topk(most))
+    ids = torch.tensor([[token_id] for token_id, _ in tokens], device=logits.device)
+    own = logprobs.gather(1, ids)
+    ranks = (logprobs > own).sum(dim=-1).tolist()
+    found = []
+    for i, ((token_id, count), value) in enumerate(zip(tokens, own[:, 0].tolist(), strict=True)):
+        pairs = zip(top_ids[i][:count], top_values[i][:count], strict=True)
+        top = tuple(TokenLogprob(*pair, place) for place, pair in enumerate(pairs, start=1))
+        found.append(PositionLogprobs(TokenLogprob(token_id, value, ranks[i] + 1), top))
+    return found
 
 
 def _mix(value: int) -> int:

@@ -12,7 +12,8 @@ class ScheduledSequence:
     """One request's part of a step: its tokens `start` to `start + length`.
 
     `samples` says that the last known token is among them, so that the step yields the next one.
-    `snapshot` is where its state goes after the step, if it is to be kept.
+    `snapshot` is where its state goes after the step, if it is to be kept. `scored` are the positions
+    whose logits are wanted because they tell the logprob of the prompt's next token.
     """
 
     request: Request
@@ -22,6 +23,7 @@ class ScheduledSequence:
     slot: int
     samples: bool
     snapshot: int | None = None
+    scored: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,10 @@ class Scheduler:
         snapshot = None
         if end in request.boundaries or (end >= len(request.prompt_ids) and end % self.grid == 0):
             snapshot = self.cache.reserve_snapshot(request, end)
-        return ScheduledSequence(request, start, length, table, request.slot, samples, snapshot)
+        scored = _scored(request, start, end)
+        return ScheduledSequence(
+            request, start, length, table, request.slot, samples, snapshot, scored
+        )
 
     # -- admission and preemption ----------------------------------------------------------------
 
@@ -394,6 +399,14 @@ class Scheduler:
         """All requests that are not finished, running ones first."""
         yield from self.running
         yield from self.waiting
+
+
+def _scored(request: Request, start: int, end: int) -> range:
+    # Outputs of one request share their prompt: the first one scores it. After a preemption the
+    # tokens that were scored before are only computed again.
+    if request.params.prompt_logprobs is None or request.index:
+        return range(0)
+    return range(max(start, len(request.prompt_logprobs)), min(end, len(request.prompt_ids) - 1))
 
 
 def _remaining(request: Request) -> int:

@@ -10,6 +10,9 @@ It has the surface of `LLM` that `generate` uses. A request's last line of text 
     emoji            smileys, four bytes and so four tokens each
     noise            writes to descriptor 1 as a C library would, and says "quiet"
     controls         a text with control characters
+    drifts           "warm" where a prefix was reused, "cold" where none was: a broken cache
+    blurs            as a cache that changes logits, but no token
+    ties             another token where a prefix was reused, as likely as the one without
     nan              the request ends with an error of its own
     crash            the engine as a whole fails in that step
 
@@ -27,11 +30,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from cli.prefix_memory import PrefixMemory
 from minivllm_cli.settings import Settings
 from minivllm_engine.answer import Answer
 from minivllm_engine.errors import EngineError, RequestError
 from minivllm_engine.prompt import read_prompt
 from minivllm_engine.request import (
+    CacheUse,
     FinishReason,
     PositionLogprobs,
     Request,
@@ -64,7 +69,10 @@ class FakeEngine:
         self.tokenizer = Tokenizer.from_dir(model_path)
         self.max_model_len = engine.max_model_len or MAX_MODEL_LEN
         self.max_num_seqs = engine.max_num_seqs or 256
-        self.config = SimpleNamespace(engine=SimpleNamespace(max_num_seqs=self.max_num_seqs))
+        self.config = SimpleNamespace(
+            engine=SimpleNamespace(max_num_seqs=self.max_num_seqs, dtype="fp32", state_dtype="fp32")
+        )
+        self._memory = PrefixMemory()
         self._settings = settings
         self._answers: dict[str, Answer] = {}
         self._waiting: list[_Sequence] = []
@@ -101,6 +109,8 @@ class FakeEngine:
             Request(request_id, tuple(ids), resolved, self._arrived + i, i, longest)
             for i in range(resolved.n)
         ]
+        for request in requests:
+            request.cache_use = self._use(request)
         self._arrived += len(requests)
         end_ids = frozenset() if resolved.ignore_eos else frozenset(self.tokenizer.eos_ids)
         answer = Answer(request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat)
@@ -167,6 +177,10 @@ class FakeEngine:
             output_tokens=self._out_tokens,
             bound_by="state slots" if self._waiting else None,
             bound_steps=dict(self._bound),
+            snapshots_used=1,
+            snapshots_peak=2,
+            snapshots_total=32,
+            restored_tokens=5,
         )
 
     def close(self) -> None:
@@ -178,6 +192,13 @@ class FakeEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _use(self, request: Request) -> CacheUse:
+        if not request.params.prefix_cache:
+            return CacheUse(miss_reason="disabled")
+        use = self._memory.find(request.prompt_ids)
+        self._memory.keep(request.prompt_ids)
+        return use
 
     def _advance(self, sequence: _Sequence) -> None:
         request, answer = sequence.request, sequence.answer
@@ -191,6 +212,11 @@ class FakeEngine:
             self._in_tokens += chunk
             if request.num_computed_tokens < prompt_len:
                 return
+            if request.params.prompt_logprobs is not None and not request.index:
+                request.prompt_logprobs = [
+                    _position(token, request.params.prompt_logprobs)
+                    for token in request.prompt_ids[1:]
+                ]
         if sequence.script == "nan":
             error = EngineError("the logits are not finite", code="non_finite_logits")
             answer.end_all(FinishReason.ERROR, error)
@@ -200,7 +226,10 @@ class FakeEngine:
             request.output_ids.append(token)
             request.num_computed_tokens += 1
             self._out_tokens += 1
-            if answer.add_token(request, token, _logprobs(request, token)) is not None:
+            if (
+                answer.add_token(request, token, _logprobs(request, token, sequence.script))
+                is not None
+            ):
                 return
 
 
@@ -253,6 +282,12 @@ def _reply(script: str, request: Request) -> Iterator[str]:
             yield f"{thought}</think>\n\n{answer}" if answer else thought
         case "emoji":
             yield "🙂🙃" * 3
+        case "drifts":
+            yield "warm" if _is_warm(request) else "cold"
+        case "blurs":
+            yield "same"
+        case "ties":
+            yield "A" if _is_warm(request) else "B"
         case "noise":
             os.write(1, b"noise\n")
             yield "quiet"
@@ -262,11 +297,25 @@ def _reply(script: str, request: Request) -> Iterator[str]:
             yield f"<{script}>"
 
 
-def _logprobs(request: Request, token: int) -> PositionLogprobs | None:
+def _logprobs(request: Request, token: int, script: str) -> PositionLogprobs | None:
     wanted = request.params.logprobs
     if wanted is None:
         return None
+    if script == "ties" and wanted > 1:
+        # "A" and "B", which of the two is a hair likelier depends on the cache.
+        ids = [token, ord("A") + ord("B") - token]
+        top = [TokenLogprob(ids[0], -0.5, 1), TokenLogprob(ids[1], -0.50005, 2)]
+        return PositionLogprobs(top[0], tuple(top))
+    blurred = script == "blurs" and _is_warm(request)
+    return _position(token, wanted, -0.5 - 0.25 * blurred)
+
+
+def _position(token: int, wanted: int, logprob: float = -0.5) -> PositionLogprobs:
     masked = float("-inf")
-    top = [TokenLogprob(token, -0.5, 1)]
+    top = [TokenLogprob(token, logprob, 1)]
     top += [TokenLogprob(place, masked, place + 1) for place in range(1, wanted)]
-    return PositionLogprobs(TokenLogprob(token, -0.5, 1), tuple(top[:wanted]))
+    return PositionLogprobs(top[0], tuple(top[:wanted]))
+
+
+def _is_warm(request: Request) -> bool:
+    return request.cache_use is not None and request.cache_use.cached_tokens > 0

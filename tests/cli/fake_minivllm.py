@@ -68,6 +68,7 @@ def _plan_memory(settings: Settings, model_path: Path) -> SimpleNamespace:
         pool_bytes=2**30,
         weight_bytes=2**20,
         activation_bytes=2**20,
+        slot_bytes=2**20,
     )
 
 

@@ -92,6 +92,23 @@ class TestPlain:
         progress.prefill = (4096, 14_490)
         assert "prompt 4,096/14,490 (28%)" in plain_line(progress)
 
+    def test_reuse_and_each_pool_by_itself(self) -> None:
+        progress = Progress("generate", 1, 2, in_tok_s=41_200, hit=0.384)
+        progress.stats = _stats(
+            kv_blocks_used=71,
+            kv_blocks_total=100,
+            state_slots_used=64,
+            state_slots_total=64,
+            snapshots_used=18,
+            snapshots_total=32,
+        )
+        assert plain_line(progress) == (
+            "generate 1/2 50%  err 0  out 0.0 tok/s  in 41.2k tok/s (hit 38%)"
+            "  KV 71%  state 64/64  snap 18/32"
+        )
+        progress.stats, progress.hit = _stats(kv_blocks_total=100, state_slots_total=64), None
+        assert plain_line(progress).endswith("in 41.2k tok/s  KV 0%  state 0/64"), "no cache"
+
 
 def test_json_events_have_the_fields_of_the_contract() -> None:
     console = _Recorder()
@@ -150,7 +167,7 @@ def test_short_count(number: float, text: str) -> None:
     assert short_count(number) == text
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, 140])
 def test_the_bar_is_two_lines_that_fit(width: int) -> None:
     from minivllm_cli.progress_bar import BarOnTerminal
 
@@ -163,6 +180,8 @@ def test_the_bar_is_two_lines_that_fit(width: int) -> None:
         kv_blocks_total=12_800,
         state_slots_used=64,
         state_slots_total=64,
+        snapshots_used=18,
+        snapshots_total=32,
         bound_by="state slots",
     )
     bar._progress = Progress(
@@ -174,6 +193,7 @@ def test_the_bar_is_two_lines_that_fit(width: int) -> None:
         in_tok_s=41_200,
         eta_s=41,
         mean_length=12,
+        hit=0.38,
         prefill=(4096, 14490),
         stats=stats,
     )
@@ -182,13 +202,13 @@ def test_the_bar_is_two_lines_that_fit(width: int) -> None:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
     assert len(lines) == 2
     assert all(len(line) <= width for line in lines)
-    if width == 120:
+    if width == 140:
         assert lines[0].endswith(
-            "812/1,000 81%  err 3  len 12 │ out 6.8k tok/s  in 41.2k tok/s │ ETA 0:41"
+            "812/1,000 81%  err 3  len 12 │ out 6.8k tok/s  in 41.2k tok/s (hit 38%) │ ETA 0:41"
         )
         assert lines[1] == (
             "run 64  wait 124 (state slots) │ prompt 4,096/14,490 (28%) │ KV 71%  9,120/12,800 blk"
-            " │ state 64/64 │ preempt 0"
+            " │ state 64/64 │ snap 18/32 │ preempt 0"
         )
 
 

@@ -53,7 +53,7 @@ def test_logits_of_mixed_batches_equal_those_of_the_cpu(tiny_model, budget: int)
     compared = 0
     while scheduler.has_unfinished:
         batch = scheduler.schedule()
-        on_cpu, on_gpu = (runner.run(batch).float().cpu() for runner in runners)
+        on_cpu, on_gpu = (runner.run(batch).logits.float().cpu() for runner in runners)
         torch.testing.assert_close(on_gpu, on_cpu, atol=5e-4, rtol=0)
         best = iter(on_cpu.argmax(-1).tolist())
         scheduler.commit(batch, [next(best) if s.samples else None for s in batch.sequences])

@@ -114,6 +114,8 @@ COMMANDS: tuple[Command, ...] = (
         show_commands.show,
         choices=show_commands.TOPICS,
     ),
+    Command("/cache", "", "KV blocks, state slots, snapshots, reuse", show_commands.cache),
+    Command("/why", "", "why the last answer reused no more", show_commands.why),
     Command("/tokens", "", "what takes room in the context", show_commands.tokens),
     Command(
         "/save",

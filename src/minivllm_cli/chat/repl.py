@@ -12,6 +12,7 @@ from minivllm_cli.chat.failures import engine_failure
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.leaving import LeaveChat
 from minivllm_cli.chat.prompt import Prompt, PromptInterrupt
+from minivllm_cli.chat.reuse import shortfall
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat
 from minivllm_cli.chat.terminal import keys_held_back
@@ -92,7 +93,9 @@ class Repl:
                 return
         interrupted = output.finish_reason == "abort"
         view.end(interrupted=interrupted)
-        self.screen.after_answer(output, self.chat.llm.max_model_len)
+        chat = self.chat
+        text = shortfall(output.usage, chat.llm.tokenizer, thinking_dropped=chat.drops_thinking)
+        self.screen.after_answer(output, chat.llm.max_model_len, text)
         if output.finish_reason == "length":
             console.note("stopped at max_tokens; /continue goes on, /set max_tokens N allows more")
         if interrupted and not output.text and not output.reasoning:

@@ -29,6 +29,7 @@ class Screen:
         self.stats = stats
         self._colour = colour
         self._warned_of_context = False
+        self._explained: set[str | None] = set()
 
     def answer_view(self) -> AnswerView:
         """A view for one more answer."""
@@ -38,10 +39,19 @@ class Screen:
         """One or more lines that the user asked for."""
         self.results.write_text(text + "\n")
 
-    def after_answer(self, output: RequestOutput, max_model_len: int) -> None:
-        """The statistics line, and a warning when the context fills up."""
+    def after_answer(
+        self, output: RequestOutput, max_model_len: int, shortfall: str | None = None
+    ) -> None:
+        """The statistics line, and a warning when the context fills up.
+
+        `shortfall` says why less was reused than could be; each reason is told once a chat.
+        """
         if self.stats:
             self.console.dim(statistics_line(output, max_model_len))
+            reason = output.usage.miss_reason
+            if shortfall is not None and reason not in self._explained:
+                self._explained.add(reason)
+                self.console.dim(shortfall)
         warning = context_warning(context_used(output), max_model_len)
         if warning is not None and not self._warned_of_context:
             self.console.warn(warning, hint="/undo or /clear")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from minivllm_cli import engine_factory
 from minivllm_cli.chat.answering import Listener, StopFlag, stream_answer
 from minivllm_cli.chat.context_limit import ContextLimit
-from minivllm_cli.chat.prompts import Template
+from minivllm_cli.chat.prompts import Template, way_to_keep_thinking
+from minivllm_cli.chat.reuse import recompute_text
 from minivllm_cli.chat.saved_chat import SavedChat
 from minivllm_cli.chat.statistics import saved_figures
 from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
@@ -33,12 +34,14 @@ class Totals:
 
     answers: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
 
     def add(self, output: RequestOutput, seconds: float) -> None:
         self.answers += 1
         self.prompt_tokens += output.usage.prompt_tokens
+        self.cached_tokens += output.usage.cached_tokens
         self.completion_tokens += output.usage.completion_tokens
         self.seconds += seconds
 
@@ -124,10 +127,7 @@ class Chat:
         """
         template, asked = self.template, history.asked(question)
         self.context_limit.check(template, asked)
-        prompt: dict[str, Any] = {"messages": asked.for_engine(template.thinking)}
-        if template.kwargs:
-            prompt["chat_template_kwargs"] = dict(template.kwargs)
-        output = self._run(prompt, self.params(seed), listener, stop)
+        output = self._run(_prompt(template, asked), self.params(seed), listener, stop)
         if not _stopped_before_it_began(output):
             self.transcript = asked.answered(_message(output))
         return output
@@ -149,6 +149,30 @@ class Chat:
             )
             self.transcript = self.transcript.without_answer().answered(longer)
         return output
+
+    def cost_of_history(self, transcript: Transcript) -> str:
+        """What the next turn has to compute before it comes to the new message, in words.
+
+        Raises:
+            RequestError: the template refuses these messages.
+        """
+        template = self.template
+        total = template.cost_of_history(transcript)
+        if not total:
+            return recompute_text(0, 0)
+        # A history can be asked about with a question behind it only; where that begins, it ends.
+        use = self.llm.cached_prefix(_prompt(template, transcript.asked("x")))
+        return recompute_text(total, min(use.state_at, total))
+
+    @property
+    def drops_thinking(self) -> bool:
+        """Was there thinking in earlier answers that is not sent again, although it could be?"""
+        earlier = self.transcript.messages[:-1]
+        return (
+            self.thinking_in_history == "drop"
+            and any(message.reasoning for message in earlier)
+            and way_to_keep_thinking(self.llm.tokenizer) is not None
+        )
 
     def put(self, key: str, value: Any, source: str) -> None:
         """Set a key of section `sampling`; None takes back what was set."""
@@ -200,6 +224,13 @@ class Chat:
         except EngineError:
             return False
         return True
+
+
+def _prompt(template: Template, asked: Transcript) -> dict[str, Any]:
+    prompt: dict[str, Any] = {"messages": asked.for_engine(template.thinking)}
+    if template.kwargs:
+        prompt["chat_template_kwargs"] = dict(template.kwargs)
+    return prompt
 
 
 def _stopped_before_it_began(output: RequestOutput) -> bool:

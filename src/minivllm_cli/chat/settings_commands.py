@@ -45,9 +45,9 @@ def system(repl: "Repl", argument: str) -> None:
         except ValueError:
             raise CliError(f"{path} is not UTF-8") from None
     chat.transcript = chat.transcript.with_system(text)
-    cost = chat.template.cost_of_history(chat.transcript)
+    cost = chat.cost_of_history(chat.transcript)
     what = "removed" if text is None else "replaced"
-    repl.screen.print(f"system text {what} ({cost:,} tokens to recompute)")
+    repl.screen.print(f"system text {what} ({cost})")
 
 
 def set_key(repl: "Repl", argument: str) -> None:

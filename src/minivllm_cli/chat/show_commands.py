@@ -7,9 +7,10 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from minivllm_cli.chat.arguments import no_argument
+from minivllm_cli.chat.reuse import explanation, granularity
 from minivllm_cli.chat.session import SAMPLING_KEYS, Chat
 from minivllm_cli.chat.settings_commands import describe_thinking
-from minivllm_cli.chat.statistics import statistics_line
+from minivllm_cli.chat.statistics import reuse_text, statistics_line
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.print_config import describe_source, shown_value
 from minivllm_cli.problems import CliError
@@ -23,7 +24,7 @@ Rows = Sequence[Sequence[str]]
 TOPICS = (
     ("settings", "sampling and display, and where each value comes from"),
     ("stats", "what this chat has cost"),
-    ("cache", "KV blocks and state slots"),
+    ("cache", "KV blocks, state slots, snapshots, and what was reused"),
     ("memory", "bytes of the pools and of the process"),
     ("model", "the model and its limits"),
     ("prompt", "the last prompt as the model got it"),
@@ -62,6 +63,28 @@ def tokens(repl: "Repl", argument: str) -> None:
     )
 
 
+def cache(repl: "Repl", argument: str) -> None:
+    """`/cache`"""
+    no_argument("/cache", argument)
+    repl.screen.print(_cache(repl))
+
+
+def why(repl: "Repl", argument: str) -> None:
+    """`/why`"""
+    no_argument("/why", argument)
+    chat = repl.chat
+    if chat.last_output is None:
+        raise CliError("nothing has been asked yet")
+    usage = chat.last_output.usage
+    text = explanation(
+        usage,
+        chat.llm.tokenizer,
+        thinking_dropped=chat.drops_thinking,
+        block_size=chat.llm.config.cache.block_size,
+    )
+    repl.screen.print(f"prompt {reuse_text(usage.prompt_tokens, usage.cached_tokens)}\n{text}")
+
+
 def _settings(repl: "Repl") -> str:
     settings = repl.chat.settings
     paths = {key: f"sampling.{key}" for key in SAMPLING_KEYS}
@@ -84,7 +107,7 @@ def _stats(repl: "Repl") -> str:
     totals, chat = repl.chat.totals, repl.chat
     rows = [
         ("answers", f"{totals.answers:,}"),
-        ("prompt tokens", f"{totals.prompt_tokens:,}"),
+        ("prompt tokens", reuse_text(totals.prompt_tokens, totals.cached_tokens)),
         ("answer tokens", f"{totals.completion_tokens:,}"),
         ("answering", f"{totals.seconds:.1f} s"),
     ]
@@ -94,18 +117,29 @@ def _stats(repl: "Repl") -> str:
 
 
 def _cache(repl: "Repl") -> str:
-    stats, cache = repl.chat.llm.stats(), repl.chat.llm.config.cache
+    chat = repl.chat
+    stats, block_size = chat.llm.stats(), chat.llm.config.cache.block_size
     rows = [
         ("KV blocks", *_pool(stats.kv_blocks_used, stats.kv_blocks_total, stats.kv_blocks_peak)),
         (
             "state slots",
             *_pool(stats.state_slots_used, stats.state_slots_total, stats.state_slots_peak),
         ),
+        (
+            "snapshots",
+            *_pool(stats.snapshots_used, stats.snapshots_total, stats.snapshots_peak),
+        ),
     ]
-    return (
-        f"{_table(rows)}\n"
-        f"A block holds {cache.block_size} tokens. Nothing is kept between turns: this version has no\n"
-        "prefix cache, and each turn computes the whole chat again."
+    text = f"{_table(rows)}\nA block holds {block_size} tokens. "
+    if not stats.snapshots_total:
+        return text + "The prefix cache is off: each turn computes the whole chat again."
+    kept = stats.blocks_cached * block_size
+    text += f"KV of {kept:,} tokens is kept; reuse comes in units of {granularity(block_size)}.\n"
+    totals = chat.totals
+    share = totals.cached_tokens / max(totals.prompt_tokens, 1)
+    return text + (
+        f"This chat's prompts: {reuse_text(totals.prompt_tokens, totals.cached_tokens)} ({share:.0%}); "
+        f"given up: {stats.snapshots_evicted:,} snapshots, {stats.blocks_evicted:,} blocks."
     )
 
 
@@ -114,14 +148,15 @@ def _memory(repl: "Repl") -> str:
 
     chat = repl.chat
     stats, model = chat.llm.stats(), chat.llm.model_config
-    engine, cache = chat.llm.config.engine, chat.llm.config.cache
-    block = kv_bytes_per_token(model, engine.dtype) * cache.block_size
+    engine = chat.llm.config.engine
+    block = kv_bytes_per_token(model, engine.dtype) * chat.llm.config.cache.block_size
     slot = slot_bytes(model, engine.dtype, engine.state_dtype)
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     rows = [
         ("KV blocks", _product(stats.kv_blocks_total, block)),
         ("state slots", _product(stats.state_slots_total, slot)),
+        ("snapshots", _product(stats.snapshots_total, slot)),
         ("process, at its peak", format_size(peak)),
     ]
     return _table(rows)

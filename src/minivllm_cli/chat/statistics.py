@@ -30,17 +30,22 @@ def statistics_line(output: RequestOutput, max_model_len: int) -> str:
     """The one line after an answer. Speed is that of decoding: tokens after the first."""
     usage, timing = output.usage, output.timing
     used = context_used(output)
-    new = usage.prompt_tokens - usage.cached_tokens
     parts = [f"{usage.completion_tokens:,} tok"]
     if timing.tpot_s:
         parts.append(f"{1 / timing.tpot_s:,.1f} tok/s")
     if timing.ttft_s is not None:
         parts.append(f"TTFT {timing.ttft_s:.2f} s")
-    parts.append(f"prompt {usage.prompt_tokens:,} = {usage.cached_tokens:,} reused + {new:,} new")
+    parts.append(f"prompt {reuse_text(usage.prompt_tokens, usage.cached_tokens)}")
     parts.append(f"ctx {used:,}/{max_model_len:,} ({100 * used // max_model_len}%)")
     if output.finish_reason is not None:
         parts.append(str(output.finish_reason))
     return " · ".join(parts)
+
+
+def reuse_text(prompt_tokens: int, cached_tokens: int) -> str:
+    """Prompt tokens by where they came from: "1,690 = 1,152 reused + 538 new"."""
+    new = prompt_tokens - cached_tokens
+    return f"{prompt_tokens:,} = {cached_tokens:,} reused + {new:,} new"
 
 
 def context_warning(used: int, max_model_len: int) -> str | None:

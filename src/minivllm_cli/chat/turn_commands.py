@@ -33,8 +33,8 @@ def undo(repl: "Repl", argument: str) -> None:
     if count > there:
         raise CliError(f"cannot undo {turns(count)}: the chat has {there}")
     chat.transcript = chat.transcript.without_turns(count)
-    cost = chat.template.cost_of_history(chat.transcript)
-    repl.screen.print(f"undone {turns(count)} ({cost:,} tokens to recompute)")
+    cost = chat.cost_of_history(chat.transcript)
+    repl.screen.print(f"undone {turns(count)} ({cost})")
 
 
 def regen(repl: "Repl", argument: str) -> None:
@@ -72,8 +72,8 @@ def edit_reply(repl: "Repl", argument: str) -> None:
     if edited is None:
         return
     chat.transcript = chat.transcript.without_answer().answered(replace(answer, content=edited))
-    cost = chat.template.cost_of_history(chat.transcript)
-    repl.screen.print(f"answer replaced ({cost:,} tokens to recompute); /continue extends it")
+    cost = chat.cost_of_history(chat.transcript)
+    repl.screen.print(f"answer replaced ({cost}); /continue extends it")
 
 
 def extend(repl: "Repl", argument: str) -> None:
@@ -110,10 +110,8 @@ def branches(repl: "Repl", argument: str) -> None:
     if chat.transcript not in repl.branches.values() and chat.transcript.messages:
         repl.keep_branch("before-switch")
     chat.transcript = target
-    cost = chat.template.cost_of_history(target)
-    repl.screen.print(
-        f"on branch {argument}: {turns(target.num_turns)} ({cost:,} tokens to recompute)"
-    )
+    cost = chat.cost_of_history(target)
+    repl.screen.print(f"on branch {argument}: {turns(target.num_turns)} ({cost})")
 
 
 def turns(count: int) -> str:

@@ -34,6 +34,7 @@ from minivllm_cli.generate.run_loop import RunLoop
 from minivllm_cli.generate.scan import Scan, Selection, failed_ids
 from minivllm_cli.generate.sinks import Sink, open_sink
 from minivllm_cli.generate.tally import Tally
+from minivllm_cli.generate.verify import Verifier, VerifyCounts
 from minivllm_cli.problems import CliError
 from minivllm_cli.progress import Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
@@ -89,7 +90,7 @@ def run_batch(
                 report_interrupt(run.console, batch.tally, scan, flags, batch.target)
             return run.interrupts.exit_code
         write_summary(flags.summary, batch.tally)
-        advice = batch.remedies.for_waiting(batch.tally)
+        advice = batch.remedies.advice(batch.tally)
         code = report_end(run.console, batch.tally, scan, flags, batch.source.source, advice)
         return code if run.interrupts.received is None else run.interrupts.exit_code
 
@@ -103,7 +104,7 @@ def _check(
 ) -> Batch:
     """Everything that can be found out before the model is touched."""
     source: InputFile | None = None
-    tally = Tally()
+    tally = Tally(verify=None if flags.verify is None else VerifyCounts())
     selection = _selection(flags)
     if flags.input is not None:
         run.interrupts.activity = "reading the input"
@@ -254,6 +255,10 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
                 truncate=flags.truncate,
             )
             progress = Progress("generate", scan.num_sequences_done, scan.num_sequences)
+            verifier = None
+            if flags.verify is not None:
+                verifier = Verifier(llm, flags.verify, run.console)
+                tally.verify = verifier.counts
             loop = RunLoop(
                 llm,
                 jobs,
@@ -264,6 +269,7 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
                 reporter,
                 batch.remedies,
                 strip_thinking=flags.strip_thinking,
+                verifier=verifier,
             )
             began = time.monotonic()
             try:

@@ -147,6 +147,24 @@ class GenerateFlags(OptionGroup):
             "--logprobs", metavar="K", panel=_OUTPUT, help="Logprobs of the K likeliest tokens"
         ),
     ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        _option(
+            "--prompt-logprobs",
+            metavar="K",
+            panel=_OUTPUT,
+            help="Logprobs of the prompt's tokens too; such a request reuses no prefix",
+        ),
+    ] = None
+    verify: Annotated[
+        int | None,
+        _option(
+            "--verify",
+            metavar="N",
+            panel=_OUTPUT,
+            help="Replay every Nth request that reused a prefix without it; exit 5 if one differs",
+        ),
+    ] = None
     strip_thinking: Annotated[
         bool, _option("--strip-thinking", panel=_OUTPUT, help="Leave reasoning out of records")
     ] = False
@@ -219,6 +237,10 @@ def check_combination(flags: GenerateFlags) -> None:
     for name, value in _only_for_input(flags):
         if value and flags.prompt is not None:
             raise CliError(f"{name} goes with --input")
+    if flags.verify is not None and flags.verify < 1:
+        raise CliError(f"--verify {flags.verify}: should be at least 1")
+    if flags.verify is not None and flags.dry_run:
+        raise CliError("--verify has no answers of a --dry-run to replay", hint="one of them")
     if flags.raw and flags.prompt is None:
         raise CliError("--raw goes with --prompt", hint="prompt lines are raw already")
     _check_output_flags(flags)
@@ -254,8 +276,12 @@ def _check_output_flags(flags: GenerateFlags) -> None:
         )
     if flags.separator is not None and not flags.writes_text:
         raise CliError("--separator goes with --format text", hint="--format text")
-    if flags.logprobs is not None and flags.writes_text:
-        raise CliError("--logprobs needs records to stand in", hint="--format jsonl")
+    for name, count in (
+        ("--logprobs", flags.logprobs),
+        ("--prompt-logprobs", flags.prompt_logprobs),
+    ):
+        if count is not None and flags.writes_text:
+            raise CliError(f"{name} needs records to stand in", hint="--format jsonl")
     if flags.summary is not None and flags.dry_run:
         raise CliError("--summary has no figures of a --dry-run", hint="--dry-run --json")
     if flags.streams_prompt:
@@ -272,5 +298,6 @@ def _only_for_input(flags: GenerateFlags) -> list[tuple[str, Any]]:
         ("--only-failed", flags.only_failed),
         ("--on-error", flags.on_error),
         ("--order", flags.order),
+        ("--verify", flags.verify),
         ("--chat-template-for-prompts", flags.chat_template_for_prompts),
     ]

@@ -5,7 +5,8 @@ from typing import Any
 
 from minivllm_cli.generate.batch_line import CHAT_URL
 from minivllm_cli.generate.line_types import BatchLine, Line, RequestLine
-from minivllm_cli.generate.token_logprobs import TokenText, token_record
+from minivllm_cli.generate.token_logprobs import TokenText, prompt_records, token_record
+from minivllm_cli.generate.usage_record import cache_record
 from minivllm_engine.request import (
     CompletionOutput,
     FinishReason,
@@ -29,7 +30,7 @@ def openai_answer(
     """A chat or text completion. OpenAI has one word for our `length` and `context`."""
     is_chat = batch.url == CHAT_URL
     usage = output.usage
-    body = {
+    body: dict[str, Any] = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.index}",
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
@@ -39,10 +40,12 @@ def openai_answer(
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "prompt_tokens_details": cache_record(usage, token_text),
             "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         },
     }
+    if output.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_records(output.prompt_logprobs, token_text)
     return _shell(line, batch, 200, body)
 
 

@@ -40,8 +40,10 @@ class Overrides:
         Raises:
             CliError: a parameter that does not exist, a wrong value, contradicting flags.
         """
-        defaults = {} if flags.logprobs is None else {"logprobs": flags.logprobs}
-        _check(defaults, "--logprobs")
+        given = {"logprobs": flags.logprobs, "prompt_logprobs": flags.prompt_logprobs}
+        defaults = {name: count for name, count in given.items() if count is not None}
+        for name, count in defaults.items():
+            _check({name: count}, "--" + name.replace("_", "-"))
         forced = _read_forced(flags.force_param or [])
         _check(forced, "--force-param")
         return cls(think.enabled, defaults, forced)

@@ -5,13 +5,13 @@ from typing import Any
 
 from minivllm_cli.generate.line_types import BadLine, Line, RequestLine
 from minivllm_cli.generate.openai_records import openai_answer, openai_error
-from minivllm_cli.generate.token_logprobs import TokenText, position_record
+from minivllm_cli.generate.token_logprobs import TokenText, position_record, prompt_records
+from minivllm_cli.generate.usage_record import usage_record
 from minivllm_engine.errors import EngineError
 from minivllm_engine.request import (
     CompletionOutput,
     RequestOutput,
     ResolvedSampling,
-    Usage,
 )
 
 SCHEMA_VERSION = 1
@@ -38,12 +38,14 @@ def ok_record(
         "line": line.number,
         "status": "ok",
         "outputs": [_output(o, token_text, strip_thinking) for o in output.outputs],
-        "usage": _usage(output.usage),
+        "usage": usage_record(output.usage, token_text),
         "timing": _timing(output),
         "sampling": _sampling(params),
         "error": None,
         "meta": line.meta,
     }
+    if output.prompt_logprobs is not None:
+        record["prompt_logprobs"] = prompt_records(output.prompt_logprobs, token_text)
     if truncated:
         record["truncated"] = truncated
     return record
@@ -55,9 +57,9 @@ def error_record(
     message: str,
     hint: str | None = None,
     *,
-    prompt_tokens: int | None = None,
+    usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The record of a request that failed."""
+    """The record of a request that failed. `usage` is what is known of its tokens."""
     error: dict[str, Any] = {"code": code, "message": message}
     if hint:
         error["hint"] = hint
@@ -70,7 +72,7 @@ def error_record(
         "line": line.number,
         "status": "error",
         "outputs": [],
-        "usage": {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens},
+        "usage": usage or {},
         "error": error,
         "meta": line.meta,
     }
@@ -82,11 +84,15 @@ def bad_line_record(line: BadLine) -> dict[str, Any]:
 
 
 def engine_error_record(
-    line: RequestLine, error: EngineError, hint: str | None, *, prompt_tokens: int | None = None
+    line: RequestLine,
+    error: EngineError,
+    hint: str | None,
+    *,
+    usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The record of a request that the engine refused or gave up."""
     message = f"{error.what}: {error.why}" if error.why else error.what
-    return error_record(line, error.code, message, hint, prompt_tokens=prompt_tokens)
+    return error_record(line, error.code, message, hint, usage=usage)
 
 
 def record_failed(record: dict[str, Any]) -> bool:
@@ -134,18 +140,6 @@ def _output(output: CompletionOutput, token_text: TokenText, strip: bool) -> dic
         "logprobs": None
         if logprobs is None
         else [position_record(p, token_text) for p in logprobs],
-    }
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "kv_matched": usage.kv_matched,
-        "state_at": usage.state_at,
-        "miss_reason": usage.miss_reason,
-        "completion_tokens": usage.completion_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
     }
 
 

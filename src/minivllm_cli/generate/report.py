@@ -13,6 +13,7 @@ from minivllm_cli.generate.output_target import OutputTarget
 from minivllm_cli.generate.scan import Scan
 from minivllm_cli.generate.summary import cut_short, failure_text, render_summary
 from minivllm_cli.generate.tally import Tally
+from minivllm_cli.generate.verify import verify_text
 from minivllm_cli.problems import ExitCode, OutputFailed, Problem
 from minivllm_cli.whole_file import write_whole
 
@@ -80,13 +81,33 @@ def report_end(
     text = cut_short(tally)
     if text:
         console.warn(text)
+    code = _report_verify(console, tally)
     if not tally.num_failed:
-        return ExitCode.OK
+        return code
     hint = None
     if flags.output not in (None, "-") and source is not None and source.path is not None:
         hint = f"--only-failed {flags.output} --output retry.jsonl"
     console.error(Problem(failure_text(tally, scan.total), hint=hint))
-    return ExitCode.SOME_REQUESTS_FAILED
+    return code or ExitCode.SOME_REQUESTS_FAILED
+
+
+def _report_verify(console: Console, tally: Tally) -> ExitCode:
+    counts = tally.verify
+    if counts is None:
+        return ExitCode.OK
+    if not counts.replayed:
+        console.warn(f"--verify: {verify_text(counts)}")
+    if not counts.different:
+        return ExitCode.OK
+    console.error(
+        Problem(
+            f"--verify: {counts.different} of {counts.replayed} replays differ from what was answered "
+            "with the prefix cache",
+            why=f"largest logit gap {counts.largest_gap:.2g}",
+            hint="--set cache.prefix_cache=false",
+        )
+    )
+    return ExitCode.CHECK_FAILED
 
 
 def write_summary(path: Path | None, tally: Tally) -> None:

@@ -12,11 +12,13 @@ from minivllm_cli.generate.records import bad_line_record, engine_error_record, 
 from minivllm_cli.generate.remedies import Remedies
 from minivllm_cli.generate.sinks import Sink
 from minivllm_cli.generate.tally import Tally
+from minivllm_cli.generate.usage_record import usage_record
+from minivllm_cli.generate.verify import Verifier
 from minivllm_cli.problems import EngineDied
 from minivllm_cli.progress import LONG_PROMPT, Progress, RateMeter, Reporter
 from minivllm_cli.signals import CLEAN_UP_SECONDS, Interrupts
 from minivllm_engine.errors import RequestError
-from minivllm_engine.request import RequestOutput, ResolvedSampling
+from minivllm_engine.request import RequestOutput, ResolvedSampling, SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -30,6 +32,7 @@ class _Running:
     job: Job
     line: RequestLine
     params: ResolvedSampling
+    own: SamplingParams
     prompt: BuiltPrompt
     started: bool = False
     output: RequestOutput | None = None
@@ -41,6 +44,7 @@ class RunLoop:
     Args:
         jobs: read lazily; at most `window` sequences are held at a time.
         progress: shown and kept up to date; `done` and `total` count sequences.
+        verifier: replays some of the answered requests; None replays none.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class RunLoop:
         remedies: Remedies,
         *,
         strip_thinking: bool = False,
+        verifier: Verifier | None = None,
     ) -> None:
         self._llm = llm
         self._jobs = jobs
@@ -65,9 +70,12 @@ class RunLoop:
         self._reporter = reporter
         self._remedies = remedies
         self._strip_thinking = strip_thinking
+        self._verifier = verifier
         self._window = 2 * (llm.config.engine.max_num_seqs or 1)
         self._running: dict[str, _Running] = {}
         self._in_flight = 0
+        self._started_tokens = 0
+        self._reused_tokens = 0
         self._exhausted = False
         self._meter = RateMeter()
         self._shown_at = 0.0
@@ -99,12 +107,18 @@ class RunLoop:
             self._show()
             while self._stop_at is None:
                 self._feed()
-                if not self._running:
+                if not self._running and not self._replaying:
                     return True
                 self._step()
             return self._drain()
 
+    @property
+    def _replaying(self) -> int:
+        return 0 if self._verifier is None else self._verifier.num_sequences
+
     def _drain(self) -> bool:
+        if self._verifier is not None:
+            self._verifier.stop()
         for request_id, running in list(self._running.items()):
             if not running.started:
                 self._drop(request_id)
@@ -123,7 +137,9 @@ class RunLoop:
         self._in_flight -= self._running.pop(request_id).params.n
 
     def _feed(self) -> None:
-        while not self._exhausted and self._in_flight < self._window and self._stop_at is None:
+        while not self._exhausted and self._stop_at is None:
+            if self._in_flight + self._replaying >= self._window:
+                return
             job = next(self._jobs, None)
             if job is None:
                 self._exhausted = True
@@ -139,30 +155,37 @@ class RunLoop:
             prompt = self._builder.build(line, job.params)
             num_tokens = len(prompt.ids)
             own = line.params.model_copy(update={"seed": job.params.seed})
+            asked = own if self._verifier is None else self._verifier.asking(own)
             request_id = self._llm.add_request(
-                prompt.for_engine(), own, request_id=str(job.position)
+                prompt.for_engine(), asked, request_id=str(job.position)
             )
         except RequestError as error:
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
                 hint = self._remedies.for_long_prompt(num_tokens)
-            record = engine_error_record(line, error, hint, prompt_tokens=num_tokens)
+            usage = None if num_tokens is None else {"prompt_tokens": num_tokens}
+            record = engine_error_record(line, error, hint, usage=usage)
             self._write(job, record, sequences=job.params.n)
             return
-        self._running[request_id] = _Running(job, line, job.params, prompt)
+        self._running[request_id] = _Running(job, line, job.params, own, prompt)
         self._in_flight += job.params.n
 
     def _step(self) -> None:
         for output in self._engine_step():
+            if self._verifier is not None and self._verifier.take(output):
+                continue
             running = self._running.get(output.request_id)
             if running is None:
                 continue
-            running.started = True
+            if not running.started:
+                running.started = True
+                self._started_tokens += output.usage.prompt_tokens
+                self._reused_tokens += output.usage.cached_tokens
             running.output = output
             if output.finished:
                 self._forget(output.request_id)
                 self._finish(running, output)
-        if self._running and not self._llm.has_unfinished:
+        if (self._running or self._replaying) and not self._llm.has_unfinished:
             raise EngineDied("engine failed: it lost requests", why=", ".join([*self._running][:5]))
         self._show()
 
@@ -178,12 +201,16 @@ class RunLoop:
 
     def _finish(self, running: _Running, output: RequestOutput) -> None:
         self._tally.add_output(output)
+        if self._verifier is not None:
+            self._verifier.consider(running.job, running.prompt, running.own, output)
+            output = self._verifier.as_asked(output, running.own)
+        token_text = self._llm.tokenizer.token_text
         if output.error is not None:
             record = engine_error_record(
                 running.line,
                 output.error,
                 output.error.hint,
-                prompt_tokens=output.usage.prompt_tokens,
+                usage=usage_record(output.usage, token_text),
             )
         else:
             self._tally.num_truncated += running.prompt.truncated > 0
@@ -191,7 +218,7 @@ class RunLoop:
                 running.line,
                 output,
                 params=running.params,
-                token_text=self._llm.tokenizer.token_text,
+                token_text=token_text,
                 truncated=running.prompt.truncated,
                 strip_thinking=self._strip_thinking,
             )
@@ -214,6 +241,8 @@ class RunLoop:
         progress = self._progress
         progress.out_tok_s, progress.in_tok_s = self._meter.rates()
         progress.stats = stats
+        if stats.snapshots_total and self._started_tokens:
+            progress.hit = self._reused_tokens / self._started_tokens
         progress.prefill = self._long_prefill()
         progress.mean_length = self._mean_length()
         progress.eta_s = self._eta()

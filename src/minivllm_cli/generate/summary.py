@@ -3,6 +3,7 @@
 from typing import Any
 
 from minivllm_cli.generate.tally import Tally
+from minivllm_cli.generate.verify import verify_text
 
 _MANY_CUT = 0.05
 
@@ -17,6 +18,7 @@ def render_summary(
         ("input", _input_text(kinds, num_blank)),
         ("requests", _requests_text(tally)),
         ("tokens", _tokens_text(tokens)),
+        ("cache", _cache_text(tally)),
         (
             "time",
             f"{seconds['wall']:.1f} s = load {seconds['load']:.1f} + generate {seconds['generate']:.1f}"
@@ -33,9 +35,12 @@ def render_summary(
                 "peak",
                 f"KV {stats.kv_blocks_peak:,}/{stats.kv_blocks_total:,} blocks · "
                 f"state {stats.state_slots_peak}/{stats.state_slots_total} slots · "
+                f"snap {stats.snapshots_peak}/{stats.snapshots_total} · "
                 f"preempted {stats.num_preemptions}",
             )
         )
+    if tally.verify is not None:
+        rows.append(("verify", verify_text(tally.verify)))
     if output is not None:
         rows.append(("output", output))
     limits = document["limited_by"]
@@ -79,8 +84,22 @@ def _requests_text(tally: Tally) -> str:
 
 
 def _tokens_text(tokens: dict[str, int]) -> str:
-    text = f"in {tokens['in']:,} · out {tokens['out']:,}"
+    new = tokens["in"] - tokens["cached"]
+    text = (
+        f"in {tokens['in']:,} = {tokens['cached']:,} reused + {new:,} new · out {tokens['out']:,}"
+    )
     return text + (f" · reasoning {tokens['reasoning']:,}" if tokens["reasoning"] else "")
+
+
+def _cache_text(tally: Tally) -> str:
+    parts = [f"hit {tally.hit:.0%}"]
+    if tally.misses:
+        parts.append("misses: " + ", ".join(f"{r} {n:,}" for r, n in tally.misses.most_common()))
+    if tally.stats is not None and tally.stats.restored_tokens:
+        # No reuse of another request's work, so it is in no other figure.
+        restored = tally.stats.restored_tokens
+        parts.append(f"restored {restored:,} tokens after preemptions and for further outputs")
+    return " · ".join(parts)
 
 
 def _percentile_text(values: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm_cli.generate.records import error_code, finish_reasons, record_failed
+from minivllm_cli.generate.verify import VerifyCounts, verify_document
 from minivllm_engine.request import RequestOutput
 from minivllm_engine.stats import EngineStats
 
@@ -19,6 +20,9 @@ class Tally:
         started: when the command began.
         load_s, generate_s: seconds spent.
         ttft, e2e: seconds of each answered request.
+        num_run: requests that were run to their end, well or not: those whose tokens are counted.
+        misses: of those, by their miss reason.
+        verify: what came of the replays, if there were to be any.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -29,14 +33,23 @@ class Tally:
     num_truncated: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
+    num_run: int = 0
     num_outputs: int = 0
     in_tokens: int = 0
     cached_tokens: int = 0
+    kv_matched_tokens: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
     out_tokens: int = 0
     reasoning_tokens: int = 0
     ttft: "array[float]" = field(default_factory=lambda: array("d"))
     e2e: "array[float]" = field(default_factory=lambda: array("d"))
     stats: EngineStats | None = None
+    verify: VerifyCounts | None = None
+
+    @property
+    def hit(self) -> float:
+        """Share of the prompt tokens that were reused."""
+        return self.cached_tokens / self.in_tokens if self.in_tokens else 0.0
 
     @property
     def num_failed(self) -> int:
@@ -58,9 +71,13 @@ class Tally:
 
     def add_output(self, output: RequestOutput) -> None:
         """Count the work of a request that was run to its end."""
+        self.num_run += 1
         self.num_outputs += len(output.outputs)
         self.in_tokens += output.usage.prompt_tokens
         self.cached_tokens += output.usage.cached_tokens
+        self.kv_matched_tokens += output.usage.kv_matched
+        if output.usage.miss_reason is not None:
+            self.misses[output.usage.miss_reason] += 1
         self.out_tokens += output.usage.completion_tokens
         self.reasoning_tokens += output.usage.reasoning_tokens
         if output.timing.ttft_s is not None:
@@ -72,7 +89,7 @@ class Tally:
         """The document of `--summary`."""
         stats = self.stats
         generate = self.generate_s
-        return {
+        document: dict[str, Any] = {
             "schema_version": 1,
             "requests": {
                 "ok": self.num_ok,
@@ -102,11 +119,22 @@ class Tally:
             "peak": {
                 "kv_blocks": stats.kv_blocks_peak if stats else 0,
                 "state_slots": stats.state_slots_peak if stats else 0,
-                "snapshots": 0,
+                "snapshots": stats.snapshots_peak if stats else 0,
+            },
+            "cache": {
+                "hit": round(self.hit, 4),
+                "kv_matched": self.kv_matched_tokens,
+                "restored": stats.restored_tokens if stats else 0,
+                "misses": dict(self.misses.most_common()),
+                "blocks_evicted": stats.blocks_evicted if stats else 0,
+                "snapshots_evicted": stats.snapshots_evicted if stats else 0,
             },
             "preemptions": stats.num_preemptions if stats else 0,
             "limited_by": _limited_by(stats),
         }
+        if self.verify is not None:
+            document["verify"] = verify_document(self.verify)
+        return document
 
 
 def percentiles(values: "array[float]") -> dict[str, float]:

@@ -118,10 +118,18 @@ class MiniQwenForCausalLM(nn.Module):
         Returns:
             [num_logits, vocab_size] in the model's dtype, one row for each of `batch.logits_rows`.
         """
+        return self.logits(self.hidden_states(batch, pool).index_select(0, batch.logits_rows))
+
+    def hidden_states(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
+        """`forward` without its end: what the last layer gives, [num_tokens, hidden_size]."""
         plan = StepPlan.build(
             batch, self.config, self.frequencies, block_size=pool.block_size, dtype=self.dtype
         )
         x = F.embedding(batch.token_ids, self.embedding)
         for layer in self.layers:
             x = layer(x, pool, plan)
-        return output_head(self.norm(x.index_select(0, batch.logits_rows)), self.head)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
+        return output_head(self.norm(hidden), self.head)

@@ -33,11 +33,18 @@ from minivllm_engine.answer import Answer
 from minivllm_engine.errors import EngineError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.prompt import read_prompt
-from minivllm_engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from minivllm_engine.request import (
+    CacheUse,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 from minivllm_engine.stats import EngineStats
 from minivllm_engine.tokenizer import Tokenizer
 
 _QUESTION = re.compile(r"<\|im_start\|>user\n((?:(?!<\|im_start\|>).)*)<\|im_end\|>\n", re.DOTALL)
+_NO_CACHE = CacheUse(miss_reason="disabled")
 
 
 @dataclass
@@ -85,6 +92,7 @@ class ScriptedEngine:
         request = Request(
             request_id, tuple(ids), resolved, self._num_added, max_total_tokens=longest
         )
+        request.cache_use = _NO_CACHE
         (end,) = self.tokenizer.eos_ids
         answer = Answer(
             request_id, [request], self.tokenizer, frozenset({end}), split_reasoning=is_chat
@@ -106,6 +114,10 @@ class ScriptedEngine:
             return None
         live.answer.end_all(FinishReason.ABORT)
         return live.answer.snapshot()
+
+    def cached_prefix(self, prompt: Any) -> CacheUse:
+        read_prompt(prompt, self.tokenizer)
+        return _NO_CACHE
 
     def stats(self) -> EngineStats:
         busy = len(self._live)

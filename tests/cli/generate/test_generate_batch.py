@@ -48,7 +48,7 @@ def test_a_record_has_the_shape_of_the_contract(program: Program, fake_model: Pa
             "cached_tokens": 0,
             "kv_matched": 0,
             "state_at": 0,
-            "miss_reason": "disabled",
+            "miss_reason": "below_granularity",
             "completion_tokens": 7,
             "reasoning_tokens": 0,
         },

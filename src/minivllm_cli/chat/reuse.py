@@ -1,0 +1,79 @@
+"""What the prefix cache did for a turn, in words: what was reused, and why it was not more."""
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+from minivllm_engine.request import Divergence, Usage
+
+if TYPE_CHECKING:
+    from minivllm_engine.tokenizer import Tokenizer
+
+_DELTA_RULE_CHUNK = 64
+
+
+def granularity(block_size: int) -> int:
+    """Prompts are reused in units of so many tokens."""
+    return lcm(block_size, _DELTA_RULE_CHUNK)
+
+
+def recompute_text(total: int, state_at: int) -> str:
+    """What a history of `total` tokens costs where a snapshot lies at `state_at`; 0 for none."""
+    left = f"{total - state_at:,} tokens to recompute"
+    return f"snapshot at {state_at:,}, {left}" if state_at else left
+
+
+def shortfall(usage: Usage, tokenizer: "Tokenizer", *, thinking_dropped: bool) -> str | None:
+    """The line below the statistics where less was reused than the conversation allows; else None.
+
+    Args:
+        thinking_dropped: there was thinking before this turn, which is not sent again but could be.
+    """
+    start = f"reuse stopped at {usage.cached_tokens:,}: "
+    match usage.miss_reason:
+        case "template_divergence" if usage.divergence is not None:
+            return start + _divergence_text(usage.divergence, tokenizer, thinking_dropped)
+        case "no_snapshot":
+            return f"{start}KV goes on to {usage.kv_matched:,}, but no state was kept there."
+        case "evicted":
+            return (
+                f"{start}what comes after it had to make room. "
+                "A larger --set cache.snapshot_memory or cache.num_blocks keeps more."
+            )
+    return None
+
+
+def explanation(
+    usage: Usage, tokenizer: "Tokenizer", *, thinking_dropped: bool, block_size: int
+) -> str:
+    """Why a turn reused as much as it did, and no more."""
+    text = shortfall(usage, tokenizer, thinking_dropped=thinking_dropped)
+    if text is not None:
+        return text
+    unit = granularity(block_size)
+    match usage.miss_reason:
+        case "disabled":
+            return "nothing was reused: the prefix cache is off (cache.prefix_cache)"
+        case "below_granularity":
+            return (
+                f"nothing was reused: the prompt has {usage.prompt_tokens:,} tokens, "
+                f"and reuse comes in units of {unit}"
+            )
+        case "new_prefix":
+            return f"reuse stopped at {usage.cached_tokens:,}: what follows was not seen before"
+    return (
+        f"all that could be reused was: {usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens, "
+        f"in units of {unit}"
+    )
+
+
+def _divergence_text(divergence: Divergence, tokenizer: "Tokenizer", thinking_dropped: bool) -> str:
+    ids = divergence.cached_id, divergence.prompt_id
+    was, now = (_quoted(tokenizer.token_text(token)) for token in ids)
+    removed = tokenizer.think_ids is not None and divergence.cached_id == tokenizer.think_ids[0]
+    cause = "; thinking was removed by the template" if removed else ""
+    remedy = " /think keep avoids it." if removed and thinking_dropped else ""
+    return f"history changed at token {divergence.position:,} ({was} → {now}{cause}).{remedy}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\n", "\\n") + '"'
