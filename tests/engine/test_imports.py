@@ -34,6 +34,7 @@ ORDER = [
     "block_manager",
     "deltanet_state",
     "scheduler",
+    "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on
     "cache_pool",
     "model_input",
