@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from minivllm_engine.checkpoint_names import canonical_name, expected_tensors, refusal
+from minivllm_engine.checkpoint_names import (
+    canonical_name,
+    expected_tensors,
+    foreign_layout,
+    refusal,
+)
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
@@ -88,9 +93,7 @@ class CheckpointIndex:
             if name is None:
                 num_skipped += 1
                 continue
-            reason = refusal(entry.name)
-            if reason:
-                raise CheckpointError(f"{entry.file} holds {entry.name}", why=reason)
+            _check_layout(entry)
             if name in entries:
                 raise CheckpointError(
                     f"two tensors for {name}",
@@ -229,6 +232,21 @@ def _shards(file: Path) -> list[Path]:
             hint="Copy the missing files into the directory.",
         )
     return shards
+
+
+def _check_layout(entry: TensorEntry) -> None:
+    refused = refusal(entry.name)
+    if refused:
+        raise CheckpointError(
+            f"{entry.file} holds {entry.name}", why=refused.why, hint=refused.remedy
+        )
+    layout = foreign_layout(entry.name)
+    if layout:
+        raise CheckpointError(
+            f"{entry.file} holds {entry.name}",
+            why=f"this is another producer's layout ({layout}), which is converted first",
+            hint=f"minivllm convert-weights {entry.file.parent} DST",
+        )
 
 
 def _check_types(entries: dict[str, TensorEntry]) -> None:

@@ -189,7 +189,18 @@ def test_single_file_beside_an_index(
 
 
 @pytest.mark.parametrize(
-    "prefix", [OFFICIAL, TEXT, BARE, NESTED_TWICE, "language_model.model.", "model.model."]
+    "prefix",
+    [
+        OFFICIAL,
+        TEXT,
+        BARE,
+        NESTED_TWICE,
+        "language_model.model.",
+        "model.model.",
+        "module._orig_mod.model.",
+        "base_model.model.model.",
+        "transformer.",
+    ],
 )
 def test_g1_every_prefix_gives_the_same_names(prefix: str, tensors, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tiny_config(), random_tensors(tiny_config(), prefix=prefix))
@@ -242,8 +253,7 @@ REFUSED = {
     "base_model.model.layers.0.mlp.gate_proj.lora_A.weight": "LoRA",
     "model.layers.0.linear_attn.f_a_proj.weight": "Kimi Delta Attention",
     "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": "Kimi Delta Attention",
-    "model.layers.0.linear_attn.in_proj_qkvz.weight": "Qwen3-Next",
-    "model.layers.0.attn.q_conv1d.weight": "separate convolutions",
+    "model.layers.0.linear_attn.q_conv1d.weight": "OLMo-Hybrid",
     "blk.0.ssm_conv1d.weight": "GGUF",
     "decoder.layers.0.self_attention.in_proj.weight": "Megatron",
 }
@@ -255,6 +265,27 @@ def test_layouts_that_are_refused_with_the_reason(name: str, tensors, tmp_path: 
     message = message_of(tmp_path)
     assert name in message
     assert REFUSED[name] in message
+
+
+FOREIGN = {
+    "model.layers.0.linear_attn.in_proj_qkvz.weight": "qkvz-interleaved",
+    "model.layers.0.attn.q_conv1d.weight": "fla",
+    "model.layers.0.mixer.A_log": "mixer",
+    "model.layers.0.mlp.gate_up_proj.weight": "gate-up",
+    "model.embeddings.weight": "fla",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_layouts_of_other_producers_are_left_to_the_conversion(
+    name: str, tensors, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, tiny_config(), {**tensors, name: torch.zeros(2)})
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointIndex.open(tmp_path)
+    assert name in str(caught.value)
+    assert f"({FOREIGN[name]})" in str(caught.value)
+    assert caught.value.hint == f"minivllm convert-weights {tmp_path} DST"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.int32, torch.bool])

@@ -22,6 +22,7 @@ ORDER = [
     "config_reader",
     "rope_config",
     "model_config",
+    "checkpoint_rules",
     "checkpoint_names",
     "safetensors_header",
     "checkpoint_index",
