@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.text import Text
 
 from minivllm_cli.console import Console
-from minivllm_cli.progress import Progress, clock, counts, prefill_text, short_count
+from minivllm_cli.progress import Progress, clock, counts, prefill_text, short_count, speed
 
 _MIN_BAR, _MAX_BAR = 6, 24
 
@@ -71,6 +71,8 @@ def _first_line(progress: Progress, width: int) -> str:
         text += f" │ out {short_count(progress.out_tok_s)} tok/s"
         text += f"  in {short_count(progress.in_tok_s)} tok/s"
         text += f" │ ETA {'-' if progress.eta_s is None else clock(progress.eta_s)}"
+    if progress.bytes_s is not None:
+        text += f" │ {speed(progress)}"
     if not progress.total:
         return f"{progress.phase}{text}"
     room = width - cell_len(text) - len(progress.phase) - 2
