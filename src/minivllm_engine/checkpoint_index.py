@@ -18,6 +18,7 @@ from minivllm_engine.checkpoint_names import (
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
+from minivllm_engine.shard_index import read_shard_index
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ def _weight_files(path: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if sharded.is_file():
-        return _shards(sharded)
+        return list(read_shard_index(sharded).shards)
     files = sorted(path.glob("*.safetensors"))
     if files:
         return files
@@ -206,32 +207,6 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _stored_tensors(path: Path) -> list[TensorEntry]:
     return [entry for file in _weight_files(path) for entry in read_header(file)]
-
-
-def _shards(file: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-        shards = [file.parent / name for name in names]
-        leaving = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"{file} is not an index of safetensors", hint='It needs an object "weight_map".'
-        ) from None
-    if leaving:
-        raise CheckpointError(
-            f"{file} names a shard outside its directory",
-            why=leaving[0],
-            hint="Only files inside the model directory are read.",
-        )
-    absent = [shard.name for shard in shards if not shard.is_file()]
-    if absent:
-        raise CheckpointError(
-            f"{file.parent} lacks {len(absent)} of {len(shards)} shards that its index names",
-            why=", ".join(absent),
-            hint="Copy the missing files into the directory.",
-        )
-    return shards
 
 
 def _check_layout(entry: TensorEntry) -> None:

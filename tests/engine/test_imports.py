@@ -25,6 +25,7 @@ ORDER = [
     "checkpoint_rules",
     "checkpoint_names",
     "safetensors_header",
+    "shard_index",
     "checkpoint_index",
     "memory_plan",
     "tokenizer",
