@@ -1,7 +1,6 @@
 """What a model directory holds, known from its headers alone: no tensor is read and no torch loaded."""
 
 import difflib
-import json
 import logging
 import re
 from collections import Counter, defaultdict

@@ -17,9 +17,7 @@ from minivllm_engine.generation_config import read_json_object
 from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.shard_index import ShardIndex
 
-_INDEX_REMEDY = (
-    "Copy index and shards again from one place; without the index, all *.safetensors are read."
-)
+_INDEX_REMEDY = "Copy the index and the shards again, from one place."
 
 
 @dataclass(frozen=True)

@@ -72,15 +72,13 @@ def load_torch_file(file: Path, *, state_key: str | None = None, ema: bool = Fal
             )
         level = level[key]
         entered.append(key)
-    averaged = False
     while isinstance(level, Mapping):
-        key = _container(file, level, ema=ema and not averaged)
-        if key is None:
+        container = _container(file, level, ema=ema)
+        if container is None:
             break
-        averaged = averaged or key in AVERAGED
-        level = level[key]
-        entered.append(key)
-    if ema and not averaged and not any(key in AVERAGED for key in entered):
+        level = level[container]
+        entered.append(container)
+    if ema and not any(key in AVERAGED for key in entered):
         raise CheckpointError(
             f"{file} holds no averaged weights", why=f"looked for {', '.join(AVERAGED)}"
         )
@@ -133,11 +131,12 @@ def _load(file: Path) -> Any:
 
 
 def _container(file: Path, level: Mapping[Any, Any], *, ema: bool) -> str | None:
-    if ema:
-        found = [key for key in AVERAGED if isinstance(level.get(key), Mapping)]
-    else:
-        found = []
-    found = found or [key for key in CONTAINERS if isinstance(level.get(key), Mapping)]
+    averaged = [key for key in AVERAGED if isinstance(level.get(key), Mapping)]
+    found = (
+        averaged
+        if ema and averaged
+        else [key for key in CONTAINERS if isinstance(level.get(key), Mapping)]
+    )
     if len(found) > 1:
         raise CheckpointError(
             f"{file} holds {len(found)} sets of weights: {', '.join(found)}",
