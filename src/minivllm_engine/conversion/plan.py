@@ -17,26 +17,27 @@ ProblemKind = Literal[
     "wrong_shape",  # a source tensor whose shape contradicts the config
     "two_sources",  # rows of a target that two source tensors give
     "ambiguous",  # a layout that shapes cannot tell: an option has to say
-    "wrong_dtype",  # A_log or dt_bias stored as whole numbers
     "layers",  # layer types of the config against what the layers hold
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tensor's first dimension: seen as [groups, period], the columns from begin to end.
+    """Rows of a tensor's first dimension: `groups` runs of `size` rows, `stride` rows apart."""
 
-    With one group it is the plain range from `begin` to `end`.
-    """
-
+    offset: int
     groups: int
-    period: int
-    begin: int
-    end: int
+    stride: int
+    size: int
 
     @property
     def count(self) -> int:
-        return self.groups * (self.end - self.begin)
+        return self.groups * self.size
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Each run as (first row, row after the last)."""
+        starts = range(self.offset, self.offset + self.groups * self.stride, self.stride)
+        return [(start, start + self.size) for start in starts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class TargetTensor:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A source tensor that is left out. rule: text-only, tied-head, allow-unmatched or rename."""
+    """A source tensor that is left out. rule: "text-only" (vision), "mtp", "rotary-buffer", "tied-head",
+    "allow-unmatched" or "rename"."""
 
     source: str
     rule: str

@@ -1,10 +1,28 @@
 """From a source to a plan."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from minivllm_engine.checkpoint_index import EMBEDDING, HEAD
+from minivllm_engine.conversion.config_content import adapt_config, target_config
+from minivllm_engine.conversion.layouts import Layouts
+from minivllm_engine.conversion.matching import Match, match_tensors
+from minivllm_engine.conversion.naming import NamedTensor, name_tensors
 from minivllm_engine.conversion.options import ConvertOptions
-from minivllm_engine.conversion.plan import Plan
+from minivllm_engine.conversion.plan import Needs, Plan, Shard, TargetTensor
 from minivllm_engine.conversion.source import Source
+from minivllm_engine.conversion.styles import recognise
+from minivllm_engine.conversion.table import table_rows
+from minivllm_engine.conversion.targets import main_dtype, split_shards, target_tensors
+from minivllm_engine.errors import CheckpointError
+from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.safetensors_header import TensorEntry
+
+# What Python, torch and the buffers of a conversion take beside the tensors at hand.
+_BASE_MEMORY = 384 << 20
+# Shard headers, config, manifest and index, per tensor; generous.
+_HEADER_BYTES = 1024
 
 
 def plan_conversion(
@@ -19,6 +37,116 @@ def plan_conversion(
         dst: only for the free space there, in `Plan.needs`.
 
     Raises:
-        CheckpointError: a config of another family or one that contradicts itself.
+        CheckpointError: a config of another family or one that contradicts itself, or nothing
+            but parts that are left out.
     """
-    raise NotImplementedError
+    return _plan(source, options or ConvertOptions(), dst, head_differs=False)
+
+
+def plan_with_own_head(plan: Plan, dst: str | Path) -> Plan:
+    """The same plan for a head that turned out not to be the embedding."""
+    return _plan(plan.source, plan.options, dst, head_differs=True)
+
+
+def head_in_question(plan: Plan) -> tuple[TensorEntry, TensorEntry] | None:
+    """The head that is dropped as a copy, and the embedding that it has to equal; None if there is none."""
+    heads = [tensor.source for tensor in plan.dropped if tensor.rule == "tied-head"]
+    embeddings = [piece.source for piece in plan.pieces if piece.target == EMBEDDING]
+    if not heads or not embeddings:
+        return None
+    entries = {entry.name: entry for entry in plan.source.tensors}
+    return entries[heads[0]], entries[embeddings[0]]
+
+
+def _plan(
+    source: Source, options: ConvertOptions, dst: str | Path | None, *, head_differs: bool
+) -> Plan:
+    named = name_tensors(source.tensors, options.renames)
+    text = [tensor for tensor in named if not tensor.dropped]
+    if not text:
+        raise CheckpointError(
+            f"{source.path} holds no text tensor",
+            why=f"all of its {len(named)} tensors belong to parts that are left out",
+        )
+    styles = recognise(text, source.config, options)
+    adapted = adapt_config(source.config, str(source.config_file), styles.active)
+    config = ModelConfig.from_dict(adapted, source=str(source.config_file))
+    layouts = Layouts.of(config, styles.active)
+    tied = config.tie_word_embeddings and not head_differs
+    matching = match_tensors(named, layouts, options, tied=tied)
+    targets = target_tensors(matching.matches, layouts, options)
+    shards = split_shards(targets, options.max_shard_bytes)
+    used = sum(match.tensor.entry.num_bytes for match in matching.matches)
+    return Plan(
+        source=source,
+        options=options,
+        style=tuple(sorted(styles.active | _prefix_style(named))),
+        rows=table_rows(matching.matches, matching.dropped, targets),
+        problems=(*styles.problems, *matching.problems),
+        pieces=tuple(piece for match in matching.matches for piece in match.pieces),
+        targets=targets,
+        dropped=matching.dropped,
+        shards=shards,
+        config=target_config(
+            adapted, config, str(source.config_file), tied=tied, dtype=main_dtype(targets)
+        ),
+        notes=(*source.notes, *styles.notes, *_notes(source, head_differs)),
+        bytes_in=used,
+        bytes_out=sum(target.num_bytes for target in targets),
+        needs=_needs(source, matching.matches, targets, shards, dst),
+    )
+
+
+def with_destination(plan: Plan, dst: str | Path) -> Plan:
+    """The plan with the free space at `dst`."""
+    return replace(plan, needs=replace(plan.needs, disk_free=free_space(Path(dst))))
+
+
+def free_space(path: Path) -> int:
+    """Bytes free where `path` is, or will be."""
+    path = path.expanduser().absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _prefix_style(named: list[NamedTensor]) -> set[str]:
+    return {"multimodal"} if any(tensor.dropped == "text-only" for tensor in named) else {"text"}
+
+
+def _notes(source: Source, head_differs: bool) -> list[str]:
+    notes = []
+    if head_differs:
+        notes.append(
+            f"{HEAD} differs from the embedding although {source.config_file} says "
+            "tie_word_embeddings: both are kept, and the target is untied"
+        )
+    if not any(file.name == "tokenizer.json" for file in source.side_files):
+        notes.append(
+            f"{source.directory} has no tokenizer.json: copy the model's into the target to run it"
+        )
+    return notes
+
+
+def _needs(
+    source: Source,
+    found: tuple[Match, ...],
+    targets: tuple[TargetTensor, ...],
+    shards: tuple[Shard, ...],
+    dst: str | Path | None,
+) -> Needs:
+    side = sum(file.stat().st_size for file in source.side_files)
+    out = sum(shard.num_bytes for shard in shards) + len(targets) * _HEADER_BYTES + side
+    largest_shard = max((shard.num_bytes for shard in shards), default=0)
+    # While one target is put together, one source is there beside it.
+    inputs: dict[str, int] = {}
+    for match in found:
+        for piece in match.pieces:
+            size = match.tensor.entry.num_bytes
+            inputs[piece.target] = max(inputs.get(piece.target, 0), size)
+    tensors = max((target.num_bytes + inputs[target.name] for target in targets), default=0)
+    return Needs(
+        disk=out + largest_shard,
+        disk_free=None if dst is None else free_space(Path(dst)),
+        ram=_BASE_MEMORY + tensors,
+    )
