@@ -26,7 +26,7 @@ class Progress:
 
     Attributes:
         phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate";
-            of a conversion, "convert", "verify" and "check".
+            of a conversion, "compare", "resume", "write", "hash", "verify" and "check".
         done, total: in the phase's unit: bytes, tokens, sequences; total 0 where there is no measure.
         detail: what is loaded or read, such as "shard 3/11".
         bytes_s: bytes a second, in a phase that is measured so.

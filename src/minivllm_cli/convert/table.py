@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from textwrap import wrap
 
 from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
 from minivllm_engine.units import format_size
@@ -77,12 +78,12 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
     for label, problem in zip(labels, problems, strict=True):
         parts = [f"{label:<{room}}{problem.name}"]
         if problem.detail:
-            parts.append(problem.detail)
+            # A sentence: on a terminal it may go over several lines.
+            parts += [problem.detail] if width is None else _wrapped(problem.detail, width - room)
         elif problem.kind == "missing":
             parts.append("no source")
-        if problem.nearest:
-            near = ", ".join(f"{name} ({_edits(n)})" for name, n in problem.nearest)
-            parts.append(f"nearest: {near}")
+        parts += [f"nearest: {name} ({_edits(n)})" for name, n in problem.nearest[:1]]
+        parts += [f"or {name} ({_edits(n)})" for name, n in problem.nearest[1:]]
         lines += _fill(parts, width, gap="   ", indent=" " * room)
     return lines
 
@@ -165,19 +166,24 @@ def _target_below(cells: Sequence[_Cells]) -> list[str]:
             f"{c.count:>{count}}  {c.source:<{source}}"
             f"  {c.op:<{op}}  {c.dtype:<{dtype}}  {c.size:>{size}}"
         )
-        lines.append(f"{'':>{count}}  → {c.target}")
+        lines.append(f"{'':>{count}}  → {_target_of(c)}")
     return lines
 
 
 def _narrow(cells: Sequence[_Cells], width: int) -> list[str]:
     """Source and operation on one line, target, dtype and size on the next, flush with the right edge."""
-    count = _column(cells, "count")
-    size = _column(cells, "size")
+    count, dtype, size = (_column(cells, name) for name in ("count", "dtype", "size"))
     lines = []
     for c in cells:
         lines += _two_sided(f"{c.count:>{count}}  {c.source}", c.op, width)
-        lines += _two_sided(f"{'':>{count}}  → {c.target}", f"{c.dtype}  {c.size:>{size}}", width)
+        right = f"{c.dtype:<{dtype}}  {c.size:>{size}}"
+        lines += _two_sided(f"{'':>{count}}  → {_target_of(c)}", right, width)
     return lines
+
+
+def _target_of(cells: _Cells) -> str:
+    """What stands below a source."""
+    return "(the same name)" if cells.target == cells.source else cells.target
 
 
 def _two_sided(left: str, right: str, width: int) -> list[str]:
@@ -185,6 +191,10 @@ def _two_sided(left: str, right: str, width: int) -> list[str]:
     if room >= 2:
         return [left + " " * room + right]
     return [left, right.rjust(width)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _fill(parts: Sequence[str], width: int | None, *, gap: str, indent: str = "  ") -> list[str]:

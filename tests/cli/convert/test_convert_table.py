@@ -110,6 +110,15 @@ def test_problems_name_the_nearest_and_keep_to_the_width() -> None:
     ]
 
 
+def test_a_sentence_goes_over_several_lines_on_a_terminal() -> None:
+    sentence = " ".join(["its rows may lie one after the other"] * 8)
+    problem = Problem("ambiguous", "layers.*.in_proj_qkvz.weight", detail=sentence)
+    lines = problem_lines([problem], 80)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == f"AMBIGUOUS {problem.name} {sentence}"
+    assert problem_lines([problem], None) == [f"AMBIGUOUS  {problem.name}   {sentence}"]
+
+
 def test_totals_count_every_problem_and_show_what_is_needed() -> None:
     text = plan_text(_plan(PROBLEMS), Path("dst"), 80)
     assert "0 tensors: 0 used · 1 unmatched · 2 missing · 1 of a wrong shape" in text
