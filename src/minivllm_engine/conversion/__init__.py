@@ -12,20 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minivllm_engine.conversion.checking import CheckReport, Difference, check
+    from minivllm_engine.conversion.checking import CheckReport, check
     from minivllm_engine.conversion.converting import convert
     from minivllm_engine.conversion.explaining import Explanation, Step, explain
     from minivllm_engine.conversion.options import ConvertOptions
     from minivllm_engine.conversion.plan import Needs, Plan, Problem, Row
     from minivllm_engine.conversion.planning import plan_conversion
-    from minivllm_engine.conversion.report import Cast, Progress, Report, ShardReport
+    from minivllm_engine.conversion.report import Cast, Difference, Progress, Report, ShardReport
     from minivllm_engine.conversion.source import Source, open_source
 
 _HOME = {
     "Cast": "report",
     "CheckReport": "checking",
     "ConvertOptions": "options",
-    "Difference": "checking",
+    "Difference": "report",
     "Explanation": "explaining",
     "Needs": "plan",
     "Plan": "plan",

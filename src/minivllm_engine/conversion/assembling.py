@@ -48,11 +48,15 @@ def assemble(
             return source.contiguous()
         if out is None:
             out = torch.empty(shape, dtype=dtype)
-        rows = view_rows(source, piece.source_rows)
         view = view_rows(out, piece.target_rows)
-        view.copy_(forward(rows, piece.transform).reshape(view.shape))
+        view.copy_(as_target(piece, source).reshape(view.shape))
     assert out is not None, "a target has at least one piece"
     return out
+
+
+def as_target(piece: Piece, source: torch.Tensor) -> torch.Tensor:
+    """The values that a piece gives, before they are cast: [groups, size, *rest] as the source has them."""
+    return forward(view_rows(source, piece.source_rows), piece.transform)
 
 
 def forward(rows: torch.Tensor, transform: Transform) -> torch.Tensor:

@@ -5,7 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from minivllm_engine.conversion.plan import Problem, ProblemKind
+from minivllm_engine.conversion.plan import Plan, Problem, ProblemKind
+from minivllm_engine.errors import ConversionError
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -80,4 +81,20 @@ def _ranges(numbers: list[int]) -> str:
             parts.append([number])
     return ",".join(
         ",".join(map(str, part)) if len(part) < 3 else f"{part[0]}-{part[-1]}" for part in parts
+    )
+
+
+def not_covered(plan: Plan) -> ConversionError:
+    """The error for a plan with problems: their number by kind, and the first of them."""
+    counts: dict[str, int] = {}
+    for problem in plan.problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
+    first = plan.problems[0]
+    return ConversionError(
+        ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items())
+        + "; nothing written",
+        why=f"{first.kind.replace('_', ' ')}: {first.name}"
+        + (f": {first.detail}" if first.detail else ""),
+        hint=f"Nearest: {first.nearest[0][0]}" if first.nearest else None,
+        code="not_covered",
     )

@@ -1,8 +1,8 @@
 """Reading the tensors of a source, one at a time."""
 
+import io
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import torch
 
@@ -28,7 +28,7 @@ class TensorReader:
 
     def __init__(self, entered: tuple[str, ...] | None = None) -> None:
         self._entered = entered
-        self._streams: dict[Path, BinaryIO] = {}
+        self._streams: dict[Path, io.FileIO] = {}
         self._mapped: dict[Path, dict[str, torch.Tensor]] = {}
 
     @classmethod
@@ -55,27 +55,28 @@ class TensorReader:
         Raises:
             CheckpointError: the file changed since its header was read, or cannot be read.
         """
-        first, last = rows or (0, entry.shape[0] if entry.shape else 1)
-        shape = (last - first, *entry.shape[1:])
+        first, last = rows or (0, entry.shape[0])
         if self._entered is not None:
             return self._mapped_tensor(entry)[first:last]
-        num_rows = entry.shape[0] if entry.shape else 1
-        row_bytes = entry.num_bytes // num_rows if num_rows else 0
+        row_bytes = entry.num_bytes // max(1, entry.shape[0])
         buffer = torch.empty((last - first) * row_bytes, dtype=torch.uint8)
         try:
-            stream = self._stream(entry.file)
-            stream.seek(entry.begin + first * row_bytes)
-            count = stream.readinto(memoryview(buffer.numpy())) if buffer.numel() else 0  # type: ignore[attr-defined]
+            self._fill(buffer, entry, entry.begin + first * row_bytes)
         except OSError as error:
             raise CheckpointError(f"{entry.file} cannot be read", why=error.strerror) from None
-        if count != buffer.numel():
-            raise CheckpointError(f"{entry.file} has changed: it ends inside {entry.name}")
-        return buffer.view(TORCH_DTYPES[entry.dtype]).view(shape)
+        return buffer.view(TORCH_DTYPES[entry.dtype]).view(last - first, *entry.shape[1:])
 
-    def _stream(self, file: Path) -> BinaryIO:
-        if file not in self._streams:
-            self._streams[file] = file.open("rb", buffering=0)  # type: ignore[assignment]
-        return self._streams[file]
+    def _fill(self, buffer: torch.Tensor, entry: TensorEntry, begin: int) -> None:
+        if entry.file not in self._streams:
+            self._streams[entry.file] = io.FileIO(entry.file)
+        stream, data, done = self._streams[entry.file], buffer.numpy().data, 0
+        stream.seek(begin)
+        while done < len(data):
+            # One read gives 2 GiB at most.
+            count = stream.readinto(data[done:])
+            if not count:
+                raise CheckpointError(f"{entry.file} has changed: it ends inside {entry.name}")
+            done += count
 
     def _mapped_tensor(self, entry: TensorEntry) -> torch.Tensor:
         if entry.file not in self._mapped:

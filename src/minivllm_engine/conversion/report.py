@@ -62,3 +62,29 @@ class Report:
     num_verified: int
     notes: tuple[str, ...]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as it should be.
+
+    Attributes:
+        kind: "hash" (a file is not the one the manifest names), "missing", "unexpected", "shape",
+            "dtype", "value", "non_finite", "config", "side_file".
+        name: of the tensor (as in the source, where it has one) or file.
+        detail: figures.
+    """
+
+    kind: Literal[
+        "hash",
+        "missing",
+        "unexpected",
+        "shape",
+        "dtype",
+        "value",
+        "non_finite",
+        "config",
+        "side_file",
+    ]
+    name: str
+    detail: str

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from minivllm_engine.conversion.durable import sync_directory
 from minivllm_engine.conversion.plan import TargetTensor
 from minivllm_engine.conversion.targets import LONG_DTYPES
 
@@ -38,7 +39,7 @@ def write_shard(
         digest.update(header)
         size += stream.write(header)
         for target, tensor in zip(targets, tensors, strict=True):
-            data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+            data = tensor.reshape(-1).view(torch.uint8).numpy().data
             assert len(data) == target.num_bytes, f"{target.name} is not what the plan says"
             for start in range(0, len(data), _BLOCK):
                 block = data[start : start + _BLOCK]
@@ -66,12 +67,3 @@ def _header(targets: list[TargetTensor]) -> bytes:
     raw = json.dumps(content, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     return struct.pack("<Q", len(raw)) + raw
-
-
-def sync_directory(path: Path) -> None:
-    """Force the names in a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
