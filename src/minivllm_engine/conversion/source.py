@@ -145,7 +145,10 @@ def _read_tensors(
             )
         files[entry.name] = entry.file
     if not tensors:
-        raise CheckpointError(f"{found.files[0].parent} holds no tensor at all")
+        raise CheckpointError(
+            f"{found.files[0].parent} holds no tensor at all",
+            why=f"the header of {found.files[0].name} names none",
+        )
     return tensors, entered
 
 

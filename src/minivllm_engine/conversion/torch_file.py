@@ -147,7 +147,11 @@ def _container(file: Path, level: Mapping[Any, Any], *, ema: bool) -> str | None
 
 def _tensors(file: Path, level: Any) -> dict[str, torch.Tensor]:
     if not isinstance(level, Mapping):
-        raise CheckpointError(f"{file} holds no dictionary of tensors, but {type(level).__name__}")
+        raise CheckpointError(
+            f"{file} holds no dictionary of tensors",
+            why=f"but {type(level).__name__}",
+            hint="Save the weights alone: torch.save(model.state_dict(), FILE).",
+        )
     tensors = {str(name): value for name, value in level.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         keys = ", ".join(map(str, level))
@@ -158,5 +162,8 @@ def _tensors(file: Path, level: Any) -> dict[str, torch.Tensor]:
         )
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise CheckpointError(f"{file}: {name} is a sparse or quantised tensor")
+            raise CheckpointError(
+                f"{file}: {name} is a sparse or quantised tensor",
+                hint="Save it as a plain one: tensor.to_dense() or tensor.dequantize().",
+            )
     return {name: tensor.detach() for name, tensor in tensors.items()}

@@ -230,7 +230,9 @@ def test_which_file_is_read_is_said(tmp_path: Path) -> None:
         open_source(src)
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="counts pages as Linux shows them")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="counts pages as Linux shows them"
+)
 def test_planning_reads_no_data(tmp_path: Path) -> None:
     """Only headers are touched: pages of a mapped file stay on the disk."""
     src = write_config(tmp_path / "src", vocab_size=50_000, tie_word_embeddings=True)
