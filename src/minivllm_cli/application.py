@@ -44,10 +44,12 @@ def root(
 def _register_commands() -> None:
     from minivllm_cli import env_command
     from minivllm_cli.chat import command as chat_command
+    from minivllm_cli.convert import command as convert_command
     from minivllm_cli.generate import command as generate_command
 
     generate_command.register(app)
     chat_command.register(app)
+    convert_command.register(app)
     env_command.register(app)
 
 

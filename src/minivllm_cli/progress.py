@@ -195,7 +195,7 @@ def plain_line(progress: Progress) -> str:
             parts.append(prefill_text(progress.prefill))
         if progress.eta_s is not None and progress.done < progress.total:
             parts.append(f"ETA {clock(progress.eta_s)}")
-    if progress.bytes_s is not None:
+    if progress.bytes_s:
         parts.append(speed(progress))
     return "  ".join(parts)
 

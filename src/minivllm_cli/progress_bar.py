@@ -71,7 +71,7 @@ def _first_line(progress: Progress, width: int) -> str:
         text += f" │ out {short_count(progress.out_tok_s)} tok/s"
         text += f"  in {short_count(progress.in_tok_s)} tok/s"
         text += f" │ ETA {'-' if progress.eta_s is None else clock(progress.eta_s)}"
-    if progress.bytes_s is not None:
+    if progress.bytes_s:
         text += f" │ {speed(progress)}"
     if not progress.total:
         return f"{progress.phase}{text}"

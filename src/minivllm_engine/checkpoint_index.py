@@ -3,6 +3,7 @@
 import difflib
 import logging
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,8 +56,9 @@ def resolve_model(model: str | Path) -> Path:
     if not (path / "config.json").is_file():
         found = Counter(file.suffix or file.name for file in path.iterdir())
         counts = ", ".join(f"{count} *{kind}" for kind, count in found.most_common(4))
+        hint = f"{_conversion(path)} --model-config FILE" if _pickles(path) else _NEEDED
         raise CheckpointError(
-            f"model directory {path} has no config.json (found: {counts})", hint=_NEEDED
+            f"model directory {path} has no config.json (found: {counts})", hint=hint
         )
     _weight_files(path)
     return path
@@ -151,15 +153,15 @@ class CheckpointIndex:
             name.endswith("conv1d.weight") and self.entries[name].shape[2:] == (1,)
             for name in misshapen
         ):
-            return (
-                "Convolution weights of shape [channels, kernel, 1] are those of an MLX conversion, "
-                "which also adds 1 to norm weights: use the original Hugging Face checkpoint."
-            )
+            # [channels, kernel, 1] is how MLX stores them, which also adds 1 to norm weights.
+            return f"{_conversion(self.path)} (these are weights of an MLX conversion)"
         if missing == [HEAD]:
             return 'If the output head is the embedding, config.json must say "tie_word_embeddings": true.'
         if EMBEDDING in misshapen and self.entries[EMBEDDING].shape[1:] == (config.hidden_size,):
             rows = self.entries[EMBEDDING].shape[0]
             return f"The embedding has {rows} rows, vocab_size is {config.vocab_size}."
+        if (self.path / "minivllm_manifest.json").is_file():
+            return f"minivllm convert-weights SRC {shlex.quote(str(self.path))} --check"
         return "Use the config.json that came with these weights, or copy the weights again."
 
     def is_tied(self, config: ModelConfig) -> bool:
@@ -191,17 +193,26 @@ def _weight_files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.safetensors"))
     if files:
         return files
-    pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+    pickles = _pickles(path)
     if pickles:
         raise CheckpointError(
             f"model directory {path} has no safetensors, only {', '.join(pickles[:4])}",
-            hint="Only safetensors are read: write the tensors as model.safetensors "
-            "with safetensors.torch.save_file.",
+            why="a model is loaded from safetensors alone",
+            hint=_conversion(path),
         )
     raise CheckpointError(
         f"model directory {path} has no *.safetensors",
         hint="The weights have to lie beside config.json.",
     )
+
+
+def _pickles(path: Path) -> list[str]:
+    return sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+
+
+def _conversion(path: Path) -> str:
+    """The command that makes a loadable checkpoint of `path`."""
+    return f"minivllm convert-weights {shlex.quote(str(path))} DST"
 
 
 def _stored_tensors(path: Path) -> list[TensorEntry]:
@@ -219,7 +230,7 @@ def _check_layout(entry: TensorEntry) -> None:
         raise CheckpointError(
             f"{entry.file} holds {entry.name}",
             why=f"this is another producer's layout ({layout}), which is converted first",
-            hint=f"minivllm convert-weights {entry.file.parent} DST",
+            hint=_conversion(entry.file.parent),
         )
 
 

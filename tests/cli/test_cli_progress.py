@@ -126,6 +126,8 @@ def test_a_phase_measured_in_bytes_shows_its_rate_and_the_time_left() -> None:
     assert plain_line(progress).endswith("12.00 GiB/12.00 GiB (100%)  512.00 MiB/s")
     progress.done, progress.eta_s = 0, None
     assert plain_line(progress).endswith("(0%)  512.00 MiB/s")
+    progress.bytes_s = 0.0  # nothing is known yet
+    assert plain_line(progress) == "write shard 3/11  0 B/12.00 GiB (0%)"
 
 
 def test_a_phase_measured_in_bytes_as_json() -> None:

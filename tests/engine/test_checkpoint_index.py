@@ -37,7 +37,6 @@ def message_of(path: Path, config: ModelConfig = CONFIG) -> str:
     with pytest.raises(CheckpointError) as caught:
         CheckpointIndex.open(resolve_model(path)).check(config)
     text = str(caught.value)
-    assert "convert-weights" not in text
     assert "Traceback" not in text
     return text
 
@@ -69,7 +68,13 @@ def test_empty_directory(tmp_path: Path) -> None:
 
 def test_no_config(tmp_path: Path) -> None:
     (write_tiny_checkpoint(tmp_path) / "config.json").unlink()
-    assert "no config.json" in message_of(tmp_path)
+    message = message_of(tmp_path)
+    assert "no config.json" in message
+    assert "convert-weights" not in message
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.pt")
+    message = message_of(tmp_path)
+    assert "no config.json (found: 1 *.pt)" in message
+    assert message.endswith(f"minivllm convert-weights {tmp_path} DST --model-config FILE")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "final.pth"])
@@ -79,7 +84,7 @@ def test_only_pickled_weights(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"cos\nabort\n(tR.")
     message = message_of(tmp_path)
     assert name in message
-    assert "Only safetensors are read" in message
+    assert message.endswith(f"minivllm convert-weights {tmp_path} DST")
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
@@ -353,7 +358,17 @@ def test_an_mlx_conversion_is_recognised(tensors, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tiny_config(), moved)
     message = message_of(tmp_path)
     assert "linear_attn.conv1d.weight is [192, 4, 1]" in message
-    assert "MLX" in message and "original Hugging Face checkpoint" in message
+    assert f"minivllm convert-weights {tmp_path} DST (these are weights of an MLX" in message
+
+
+def test_a_converted_checkpoint_that_lost_a_tensor_can_be_compared_with_its_source(
+    tensors, tmp_path: Path
+) -> None:
+    fewer = {name: tensor for name, tensor in tensors.items() if "A_log" not in name}
+    write_checkpoint(tmp_path, tiny_config(), fewer)
+    assert "Use the config.json that came with" in message_of(tmp_path)
+    (tmp_path / "minivllm_manifest.json").write_text("{}")
+    assert message_of(tmp_path).endswith(f"minivllm convert-weights SRC {tmp_path} --check")
 
 
 def test_biases_must_be_there_if_the_config_says_so(tensors, tmp_path: Path) -> None:

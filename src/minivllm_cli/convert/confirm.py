@@ -3,18 +3,22 @@
 import sys
 from pathlib import Path
 
-from minivllm_cli.console import Console, strip_controls
+from minivllm_cli.command import Invocation
+from minivllm_cli.console import strip_controls
 from minivllm_cli.problems import CliError
+from minivllm_engine.conversion.plan import partial_path
 from minivllm_engine.units import format_size
 
 
-def confirm_overwrite(console: Console, places: list[Path], *, yes: bool) -> None:
-    """Ask before `places` are replaced, unless there is nothing in them or the answer was given.
+def confirm_overwrite(run: Invocation, dst: Path, *, yes: bool) -> None:
+    """Ask before `dst`, or what an earlier run left beside it, is replaced.
+
+    Nobody is asked where there is nothing, or where the answer was given.
 
     Raises:
         CliError: the answer is no, or nobody can be asked.
     """
-    full = [place for place in places if _has_content(place)]
+    full = [place for place in (dst, partial_path(dst)) if _has_content(place)]
     if yes or not full:
         return
     what = " and ".join(f"{place} ({_content(place)})" for place in full)
@@ -24,7 +28,8 @@ def confirm_overwrite(console: Console, places: list[Path], *, yes: bool) -> Non
             why="stdin is no terminal, so nobody can be asked",
             hint="--overwrite -y",
         )
-    console.write(strip_controls(f"replace {what}? [y/N] "))
+    run.interrupts.activity = "asking"
+    run.console.write(strip_controls(f"replace {what}? [y/N] "))
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CliError("nothing was replaced", hint="another DST, or --overwrite -y")
 

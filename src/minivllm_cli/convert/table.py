@@ -17,7 +17,6 @@ _KINDS = {
     "wrong_shape": "of a wrong shape",
     "two_sources": "with two sources",
     "ambiguous": "ambiguous",
-    "wrong_dtype": "of a wrong type",
     "layers": "layers in contradiction",
 }
 
