@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minivllm_cli.command import Invocation
 from minivllm_cli.console import claim_stdout, strip_controls
@@ -10,8 +11,10 @@ from minivllm_cli.convert.planning import read_source
 from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.problems import ExitCode, Problem
 from minivllm_cli.settings import Settings
-from minivllm_engine.conversion import CheckReport, check
 from minivllm_engine.units import format_size
+
+if TYPE_CHECKING:
+    from minivllm_engine.conversion import CheckReport
 
 _MOST_SHOWN = 50
 
@@ -28,6 +31,8 @@ def check_target(
     source = read_source(run, flags, src)
     run.interrupts.activity = "checking"
     with conversion_progress(run, settings) as progress:
+        from minivllm_engine.conversion import check
+
         report = check(source, dst, progress=progress)
     if flags.json_:
         results.write_text(json.dumps(report.to_json(), allow_nan=False) + "\n")
@@ -45,7 +50,7 @@ def check_target(
     return ExitCode.CHECK_FAILED
 
 
-def _text(report: CheckReport) -> str:
+def _text(report: "CheckReport") -> str:
     lines = [
         f"{found.kind.upper().replace('_', ' ')}  {found.name}  {found.detail}".rstrip()
         for found in report.differences[:_MOST_SHOWN]

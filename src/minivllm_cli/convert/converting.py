@@ -14,7 +14,7 @@ from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.convert.table import totals
 from minivllm_cli.problems import ExitCode
 from minivllm_cli.settings import Settings
-from minivllm_engine.conversion import Cast, Plan, Report, convert
+from minivllm_engine.conversion import Cast, Plan, Report
 from minivllm_engine.conversion.plan import partial_path
 
 
@@ -32,6 +32,8 @@ def convert_source(
     run.interrupts.activity = "converting"
     try:
         with conversion_progress(run, settings) as progress:
+            from minivllm_engine.conversion import convert
+
             report = convert(
                 plan,
                 dst,

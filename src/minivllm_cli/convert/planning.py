@@ -8,7 +8,14 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.console import claim_stdout, strip_controls
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.mapping_file import read_mapping
-from minivllm_cli.convert.table import counted, output_width, plan_text, problem_lines, totals
+from minivllm_cli.convert.table import (
+    counted,
+    output_width,
+    plan_text,
+    problem_lines,
+    totals,
+    wrapped,
+)
 from minivllm_cli.problems import CliError, ExitCode, Problem
 from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_source, plan_conversion
 from minivllm_engine.conversion.source import Source
@@ -96,11 +103,15 @@ def explain_tensor(plan: Plan, name: str, *, as_json: bool) -> int:
         }
         results.write_text(json.dumps(document) + "\n")
         return ExitCode.OK
+    width = output_width(results.is_terminal)
     for one in found:
-        results.write_text(strip_controls(f"{one.name} ({one.side})\n"))
-        width = max(len(step.rule) for step in one.steps)
+        lines = [f"{one.name} ({one.side})"]
+        room = max(len(step.rule) for step in one.steps) + 4
         for step in one.steps:
-            results.write_text(strip_controls(f"  {step.rule:<{width}}  {step.text}\n"))
+            first, *rest = wrapped(step.text, width and width - room)
+            lines.append(f"  {step.rule}".ljust(room) + first)
+            lines += [" " * room + line for line in rest]
+        results.write_text(strip_controls("".join(line + "\n" for line in lines)))
     return ExitCode.OK
 
 

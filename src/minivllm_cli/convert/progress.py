@@ -43,9 +43,13 @@ class ConversionProgress:
 
 @contextmanager
 def conversion_progress(run: Invocation, settings: Settings) -> Iterator[ConversionProgress]:
-    """Progress in the style that was chosen; the terminal is as it was afterwards."""
+    """Progress in the style that was chosen, from the loading of torch on.
+
+    The terminal is as it was afterwards.
+    """
     reporter = make_reporter(settings.output.progress, run.console)
     try:
+        reporter.update(Progress("loading", detail="torch"))
         yield ConversionProgress(run, reporter)
     finally:
         reporter.close()

@@ -78,7 +78,7 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
         parts = [f"{label:<{room}}{problem.name}"]
         if problem.detail:
             # A sentence: on a terminal it may go over several lines.
-            parts += [problem.detail] if width is None else _wrapped(problem.detail, width - room)
+            parts += wrapped(problem.detail, width and width - room)
         elif problem.kind == "missing":
             parts.append("no source")
         parts += [f"nearest: {name} ({_edits(n)})" for name, n in problem.nearest[:1]]
@@ -109,6 +109,13 @@ def counted(problems: Iterable[Problem]) -> list[str]:
     for problem in problems:
         counts[problem.kind] += problem.count
     return [f"{counts[kind]:,} {words}" for kind, words in _KINDS.items() if counts[kind]]
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """A sentence in lines of `width`; names are never parted, however long. One line for None."""
+    if width is None:
+        return [text]
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def braces(names: Sequence[str]) -> str:
@@ -190,10 +197,6 @@ def _two_sided(left: str, right: str, width: int) -> list[str]:
     if room >= 2:
         return [left + " " * room + right]
     return [left, right.rjust(width)]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _fill(parts: Sequence[str], width: int | None, *, gap: str, indent: str = "  ") -> list[str]:
