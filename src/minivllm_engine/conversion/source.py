@@ -124,7 +124,8 @@ def _read_tensors(
         if state_key or ema:
             option = "--state-key" if state_key else "--ema"
             raise CheckpointError(
-                f"{option} is for files of torch.save, and {found.files[0]} is none"
+                f"{option} is for files of torch.save, and {found.files[0]} is none",
+                hint=f"Leave {option} out.",
             )
         tensors = [entry for file in found.files for entry in read_header(file)]
     else:
