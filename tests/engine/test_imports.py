@@ -45,6 +45,7 @@ ORDER = [
     "layers",
     "models",
     "checkpoint",
+    "stored_logits",
     "model_runner",
     "llm",
 ]

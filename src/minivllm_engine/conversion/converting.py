@@ -45,9 +45,9 @@ def convert(
 
     Raises:
         ConversionError: code "not_covered" (the plan has problems), "destination" (not empty, equal to or
-            inside the source, or holding what is no checkpoint), "no_space" (before or while
+            inside the source, or holding what is no checkpoint), "no_space" (known before
             writing), "non_finite" (values that are, or would become, not finite; by name),
-            "verification" (what was written differs), "write_failed".
+            "verification" (what was written differs), "write_failed" (a full disk, and the like).
         CheckpointError: the source changed or cannot be read.
     """
     started = time.monotonic()
@@ -56,12 +56,14 @@ def convert(
         raise not_covered(plan)
     destination.check(plan.source, resume=resume, overwrite=overwrite)
     with TensorReader.of(plan.source) as reader:
+        known = plan.notes
         plan = settle_head(plan, destination.path, reader, progress)
+        notes = tuple(note for note in plan.notes if note not in known)
         if not plan.ok:
             raise not_covered(plan)
         word = fingerprint(plan)
         if resume and not overwrite and is_filled(destination.path):
-            return _already_there(plan, destination, word, progress, started)
+            return _already_there(plan, destination, word, progress, notes, started)
         if overwrite and not resume:
             remove_checkpoint(destination.partial)
         with destination.building() as directory, _disk_errors(directory):
@@ -84,7 +86,7 @@ def convert(
         casts=casts,
         verified=verify,
         num_verified=num_verified,
-        notes=plan.notes,
+        notes=notes,
         seconds=time.monotonic() - started,
     )
 
@@ -94,6 +96,7 @@ def _already_there(
     destination: Destination,
     word: str,
     progress: Callback | None,
+    notes: tuple[str, ...],
     started: float,
 ) -> Report:
     """Resuming what is complete: its hashes are verified, and nothing is written."""
@@ -129,7 +132,7 @@ def _already_there(
         casts=tuple(Cast(**cast) for cast in manifest["casts"]),
         verified="none",
         num_verified=0,
-        notes=plan.notes,
+        notes=notes,
         seconds=time.monotonic() - started,
     )
 
@@ -149,7 +152,7 @@ def _disk_errors(directory: Path) -> Iterator[None]:
             hint="Free some space, then run again with --resume: finished shards are kept."
             if full
             else None,
-            code="no_space" if full else "write_failed",
+            code="write_failed",
         ) from None
 
 

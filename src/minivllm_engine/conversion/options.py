@@ -31,7 +31,7 @@ class ConvertOptions:
         max_shard_bytes: of tensor data in one target file; a larger tensor has a file of its own.
 
     Raises:
-        ConfigError: a value is not one of its choices.
+        ConfigError: a value is not one of its choices, or a rename is no pair of patterns.
     """
 
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
@@ -49,6 +49,26 @@ class ConvertOptions:
                 raise ConfigError(f"{key} is {getattr(self, key)!r}", why=f"one of {words}")
         if self.max_shard_bytes < 1:
             raise ConfigError(f"max_shard_bytes is {self.max_shard_bytes}", why="1 or more")
+        for source, target in self.renames:
+            _check_rename(source, target)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _check_rename(source: str, target: str | None) -> None:
+    for pattern in (source, target or ""):
+        if not all(pattern.split(".")) and pattern != "":
+            raise ConfigError(f"rename pattern {pattern!r} has an empty segment")
+        if any("*" in segment and segment != "*" for segment in pattern.split(".")):
+            raise ConfigError(
+                f"rename pattern {pattern!r} has a * inside a segment",
+                why="* stands for one whole segment between two dots",
+            )
+    if not source or target == "":
+        raise ConfigError(f"rename {source!r}: {target!r} lacks a pattern")
+    if target is not None and target.count("*") > source.count("*"):
+        raise ConfigError(
+            f"rename pattern {target!r} has more * than {source!r}",
+            why="each * on the right is filled in from one on the left, in order",
+        )

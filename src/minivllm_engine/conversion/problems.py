@@ -46,10 +46,11 @@ def grouped(
 
 
 def nearest(pattern: str, others: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Up to 3 of `others` that are close to `pattern`, nearest first, with the edits between."""
-    close = difflib.get_close_matches(pattern, sorted(set(others)), n=5, cutoff=0.75)
-    ranked = sorted((edits(pattern, other), other) for other in close if other != pattern)
-    return tuple((other, distance) for distance, other in ranked[:3])
+    """Up to 2 of `others` within a fifth of `pattern`'s length, nearest first, with the edits between."""
+    close = difflib.get_close_matches(pattern, sorted(set(others) - {pattern}), n=5, cutoff=0.75)
+    ranked = sorted((edits(pattern, other), other) for other in close)
+    limit = max(2, len(pattern) // 5)
+    return tuple((other, distance) for distance, other in ranked[:2] if distance <= limit)
 
 
 def edits(first: str, second: str) -> int:

@@ -10,10 +10,11 @@ Callback = Callable[[Progress], None]
 
 
 class Counter:
-    """Adds up the bytes of one phase and tells the callback, if there is one.
+    """Adds up the bytes of one phase and tells the callback, if there is one; also at its start.
 
     Args:
         num_shards: files of the phase.
+        total_bytes: of the phase; with none there is nothing to tell.
     """
 
     def __init__(
@@ -25,6 +26,8 @@ class Counter:
         self._total = total_bytes
         self._done = 0
         self._shard = 1
+        if total_bytes:
+            self.advance(0)
 
     def enter_shard(self, number: int) -> None:
         """`number` counts from 1."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Given to the callback after every tensor.
+    """Given to the callback at the start of a phase, and after every tensor or part of a large one.
 
     Attributes:
         phase: "compare" (is the head the embedding?), "resume" (shards already there are hashed),
@@ -51,7 +51,13 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished conversion. dst: the directory, complete. verified: none, sample or full."""
+    """A finished conversion.
+
+    Attributes:
+        dst: the directory, complete.
+        verified: "none", "sample" or "full"; num_verified: source tensors compared.
+        notes: what came to light while converting, beyond the notes of the plan.
+    """
 
     dst: Path
     shards: tuple[ShardReport, ...]

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,13 +20,17 @@ _BLOCK = 1 << 24
 
 
 def write_shard(
-    file: Path, targets: Iterable[TargetTensor], tensors: Iterable[torch.Tensor]
+    file: Path,
+    targets: Iterable[TargetTensor],
+    tensors: Iterable[torch.Tensor],
+    advance: Callable[[int], None],
 ) -> tuple[int, str]:
     """Write `file` under a temporary name, force it to the disk, and rename it.
 
     Args:
         targets: what the header says, in the order of the data.
         tensors: their values in the same order; each is asked for when its turn comes.
+        advance: called with the bytes of each block of a tensor that was written.
 
     Returns:
         Bytes of the file, and its SHA-256.
@@ -47,6 +51,7 @@ def write_shard(
                 written = 0
                 while written < len(block):
                     written += stream.write(block[written:])
+                advance(len(block))
             size += len(data)
         os.fsync(stream.fileno())
     os.replace(temporary, file)

@@ -84,11 +84,18 @@ class Verifier:
             for name in names:
                 for piece in self._pieces[name]:
                     if piece.target not in self._broken:
-                        differences += self._compare_piece(piece, written)
-                counter.advance(self._sources[name].num_bytes)
+                        differences += self._compare_piece(piece, written, counter)
+                    else:
+                        counter.advance(self._bytes_of(piece, piece.source_rows))
         return differences
 
-    def _compare_piece(self, piece: Piece, written: TensorReader) -> list[Difference]:
+    def _bytes_of(self, piece: Piece, rows: Rows) -> int:
+        entry = self._sources[piece.source]
+        return entry.num_bytes * rows.count // max(1, entry.shape[0])
+
+    def _compare_piece(
+        self, piece: Piece, written: TensorReader, counter: Counter
+    ) -> list[Difference]:
         source, target = self._sources[piece.source], self._written[piece.target]
         count, worst, non_finite = 0, 0.0, 0
         for source_rows, target_rows in _parts(piece, source):
@@ -98,6 +105,7 @@ class Verifier:
             wrong, error = _compare(original, stored, piece)
             count += wrong
             worst = max(worst, error)
+            counter.advance(self._bytes_of(piece, source_rows))
         found = []
         if non_finite:
             found.append(Difference("non_finite", piece.target, f"{non_finite} values"))

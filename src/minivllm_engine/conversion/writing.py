@@ -42,15 +42,14 @@ class ShardWriter:
         """
         targets = [self._targets[name] for name in shard.tensors]
         casts: dict[tuple[str, str, str], Cast] = {}
-        tensors = self._tensors(targets, casts, counter)
-        size, sha256 = write_shard(directory / shard.name, targets, tensors)
+        tensors = self._tensors(targets, casts)
+        size, sha256 = write_shard(directory / shard.name, targets, tensors, counter.advance)
         return FinishedShard(shard.name, size, sha256, tuple(casts.values()))
 
     def _tensors(
         self,
         targets: list[TargetTensor],
         casts: dict[tuple[str, str, str], Cast],
-        counter: Counter,
     ) -> Iterator[torch.Tensor]:
         for target in targets:
             tensor = self._assemble(target)
@@ -59,7 +58,6 @@ class ShardWriter:
                 raise self._non_finite()
             self._note_casts(target, tensor, casts)
             yield tensor
-            counter.advance(target.num_bytes)
 
     def _assemble(self, target: TargetTensor) -> torch.Tensor:
         dtype = TORCH_DTYPES[LONG_DTYPES[target.dtype]]

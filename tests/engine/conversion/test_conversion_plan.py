@@ -301,3 +301,19 @@ def test_explanations(tmp_path: Path) -> None:
 def test_options_are_checked(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ConvertOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (("layers.*.in_*.weight", "a"), "a \\* inside a segment"),
+        (("a.b", "c*"), "a \\* inside a segment"),
+        (("a.*", "b.*.*"), "more \\* than"),
+        (("a..b", "c"), "empty segment"),
+        (("", "c"), "lacks a pattern"),
+        (("a", ""), "lacks a pattern"),
+    ],
+)
+def test_renames_are_checked(pair: tuple[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ConvertOptions(renames=(pair,))

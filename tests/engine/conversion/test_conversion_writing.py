@@ -113,8 +113,8 @@ def test_side_files_are_carried_over_and_others_are_not(src: Path, tmp_path: Pat
     for name in ("LICENSE.txt", "NOTICE", "merges.txt", "chat_template.jinja"):
         (src / name).write_text(f"content of {name}")
     (src / "train.log").write_text("no part of a model")
-    report = convert_to(src, tmp_path / "dst")
-    assert not report.notes
+    assert not plan_conversion(open_source(src)).notes
+    convert_to(src, tmp_path / "dst")
     assert sorted(files_of(tmp_path / "dst")) == [
         "LICENSE.txt",
         "NOTICE",
@@ -131,8 +131,9 @@ def test_side_files_are_carried_over_and_others_are_not(src: Path, tmp_path: Pat
 
 
 def test_a_missing_tokenizer_is_one_note(src: Path, tmp_path: Path) -> None:
-    report = convert_to(src, tmp_path / "dst")
-    assert len(report.notes) == 1 and "no tokenizer.json" in report.notes[0]
+    (note,) = plan_conversion(open_source(src)).notes
+    assert "no tokenizer.json" in note
+    assert convert_to(src, tmp_path / "dst").notes == ()
 
 
 def test_the_manifest_says_what_was_done(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_progress_counts_up_to_the_total_of_each_phase(tmp_path: Path) -> None:
     for phase in ("compare", "write", "verify", "hash"):
         some = [call for call in calls if call.phase == phase]
         assert [c.done_bytes for c in some] == sorted(c.done_bytes for c in some)
-        assert some[-1].done_bytes == some[-1].total_bytes > 0
+        assert some[0].done_bytes == 0 and some[-1].done_bytes == some[-1].total_bytes > 0
     writes = [call for call in calls if call.phase == "write"]
     assert sorted({call.shard for call in writes}) == list(range(1, writes[0].num_shards + 1))
 
@@ -421,7 +422,7 @@ def test_a_disk_that_fills_up_keeps_finished_shards(
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    error = fails("no_space", src, tmp_path / "dst", **options)
+    error = fails("write_failed", src, tmp_path / "dst", **options)
     monkeypatch.undo()
     assert "is full" in error.what and "--resume" in str(error.hint)
     assert not list((tmp_path / "dst.partial").glob("*.tmp"))
@@ -449,7 +450,7 @@ def test_what_verification_sees(
     """One value of the last of four equal tensors is wrong on the disk: only a full comparison sees it."""
     original = shard_file.write_shard
 
-    def wrong(file, targets, tensors):
+    def wrong(file, targets, tensors, advance):
         def changed():
             for target, tensor in zip(targets, tensors, strict=True):
                 if target.name == "model.layers.3.mlp.up_proj.weight":
@@ -458,7 +459,7 @@ def test_what_verification_sees(
                 yield tensor
 
         targets = list(targets)
-        return original(file, targets, changed())
+        return original(file, targets, changed(), advance)
 
     monkeypatch.setattr("minivllm_engine.conversion.writing.write_shard", wrong)
     if verify == "full":
