@@ -9,10 +9,19 @@ from minivllm_cli.command import Invocation, command
 from minivllm_cli.convert.flags import ConvertFlags, check_combination
 from minivllm_cli.options import DeviceOption
 
+
+def _path(text: str) -> Path:
+    # An empty path would be the current directory.
+    if not text.strip():
+        raise typer.BadParameter("an empty path")
+    return Path(text)
+
+
 SourceArgument = Annotated[
     Path,
     typer.Argument(
         metavar="SRC",
+        parser=_path,
         help="The checkpoint: a directory, or a .safetensors, .pt, .pth, .bin or .ckpt file.",
         show_default=False,
     ),
@@ -21,6 +30,7 @@ TargetArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="DST",
+        parser=_path,
         help="The directory to write; --dry-run and --explain can do without.",
         show_default=False,
     ),
@@ -74,10 +84,11 @@ def register(app: typer.Typer) -> None:
         if plan.problems:
             return report_problems(run, plan)
         assert dst is not None
-        if flags.overwrite:
-            from minivllm_cli.convert.confirm import confirm_overwrite
+        from minivllm_cli.convert.destination import check_destination, confirm_overwrite
 
-            confirm_overwrite(run, dst, yes=flags.yes)
+        destination = check_destination(dst, plan.source, flags)
+        if flags.overwrite:
+            confirm_overwrite(run, destination, yes=flags.yes)
         from minivllm_cli.convert.converting import convert_source
 
-        return convert_source(run, settings, flags, plan, dst)
+        return convert_source(run, settings, flags, plan, dst, destination.partial)

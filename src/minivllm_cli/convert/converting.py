@@ -15,13 +15,20 @@ from minivllm_cli.convert.table import totals
 from minivllm_cli.problems import ExitCode
 from minivllm_cli.settings import Settings
 from minivllm_engine.conversion import Cast, Plan, Report
-from minivllm_engine.conversion.plan import partial_path
 
 
 def convert_source(
-    run: Invocation, settings: Settings, flags: ConvertFlags, plan: Plan, dst: Path
+    run: Invocation,
+    settings: Settings,
+    flags: ConvertFlags,
+    plan: Plan,
+    dst: Path,
+    partial: Path,
 ) -> int:
     """Carry out a plan without problems; print the path of DST (or with `--json` a report) on stdout.
+
+    Args:
+        partial: where it is built, and left if it is interrupted.
 
     Raises:
         ConversionError: it cannot be done, or what was written is not right.
@@ -44,8 +51,8 @@ def convert_source(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        if partial_path(dst).exists():
-            run.console.note(f"{partial_path(dst)} is kept: --resume goes on with it")
+        if partial.exists():
+            run.console.note(f"{partial} is kept: --resume goes on with it")
         raise
     for note in report.notes:
         run.console.note(f"note: {note}")

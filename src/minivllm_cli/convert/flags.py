@@ -196,11 +196,8 @@ def check_combination(flags: ConvertFlags, dst: Path | None) -> None:
 
 
 def _check_mode(flags: ConvertFlags, mode: str | None) -> None:
-    writing = {
-        "--resume": flags.resume,
-        "--overwrite": flags.overwrite,
-        "--verify": flags.verify is not None,
-    }
+    verify = {"--verify": flags.verify is not None}
+    placing = {"--resume": flags.resume, "--overwrite": flags.overwrite}
     planning = {
         "--qkvz-layout": flags.qkvz_layout is not None,
         "--q-gate-layout": flags.q_gate_layout is not None,
@@ -211,13 +208,15 @@ def _check_mode(flags: ConvertFlags, mode: str | None) -> None:
         "--max-shard-size": flags.max_shard_size is not None,
     }
     if mode == "--check":
-        given = [name for name, typed in (writing | planning).items() if typed]
+        given = [name for name, typed in (verify | placing | planning).items() if typed]
         if given:
             raise CliError(
                 f"{given[0]} does not go with --check",
                 why="the choices of a conversion are in DST's manifest",
             )
     elif mode is not None:
-        given = [name for name, typed in writing.items() if typed]
+        # A dry run says whether DST could be written to.
+        useless = verify if mode == "--dry-run" else verify | placing
+        given = [name for name, typed in useless.items() if typed]
         if given:
             raise CliError(f"{given[0]} does not go with {mode}", why=f"{mode} writes nothing")

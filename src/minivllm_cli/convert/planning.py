@@ -6,6 +6,7 @@ from typing import Any
 
 from minivllm_cli.command import Invocation
 from minivllm_cli.console import claim_stdout, strip_controls
+from minivllm_cli.convert.destination import check_destination
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.mapping_file import read_mapping
 from minivllm_cli.convert.table import (
@@ -50,7 +51,12 @@ def make_plan(run: Invocation, flags: ConvertFlags, src: Path, dst: Path | None)
 
 
 def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None) -> int:
-    """`--dry-run`: the mapping table, totals and verdict; exit code 5 where something is not covered."""
+    """`--dry-run`: the mapping table, totals and verdict; exit code 5 where something is not covered.
+
+    Raises:
+        CliError: there is not enough disk, or DST is no fit place.
+        ConversionError: something is at DST, or it is where the source is.
+    """
     results = claim_stdout()
     if flags.json_:
         if not run.console.json_events:
@@ -63,6 +69,8 @@ def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None
     if plan.problems:
         run.console.error(_not_covered(plan))
         return ExitCode.CHECK_FAILED
+    if dst is not None:
+        check_destination(dst, plan.source, flags)
     needs = plan.needs
     if needs.disk_free is not None and needs.disk > needs.disk_free:
         raise CliError(

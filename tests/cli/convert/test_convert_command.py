@@ -155,6 +155,17 @@ def test_dst_that_holds_something_is_refused_and_says_what_to_do(here: Run, src:
     assert Path("dst/notes.txt").read_text() == "mine"
 
 
+def test_a_dry_run_says_whether_dst_could_be_written_to(here: Run, src: Path) -> None:
+    Path("dst").mkdir()
+    Path("dst/config.json").write_text("{}")
+    done = here(src, "dst", "--dry-run")
+    assert done.code == 2
+    assert "dst is not empty" in done.err
+    assert here(src, "dst", "--dry-run", "--overwrite").code == 0
+    assert here(src, "src/inside", "--dry-run").code == 2
+    assert [file.name for file in Path("dst").iterdir()] == ["config.json"]
+
+
 def test_overwriting_is_refused_where_nobody_can_be_asked(here: Run, src: Path) -> None:
     assert here(src, "dst").code == 0
     before = manifest_of(Path("dst"))
@@ -341,7 +352,12 @@ class TestTorchFiles:
         (["src", "dst", "-y"], "-y answers the question of --overwrite"),
         (["src", "dst", "--ema", "--state-key", "x"], "--ema and --state-key exclude each other"),
         (["src", "dst", "--check", "--dtype", "bf16"], "--dtype does not go with --check"),
-        (["src", "dst", "--dry-run", "--resume"], "--resume does not go with --dry-run"),
+        (["src", "dst", "--dry-run", "--verify", "full"], "--verify does not go with --dry-run"),
+        (["src", "dst", "--explain", "x", "--resume"], "--resume does not go with --explain"),
+        (["src", ""], "an empty path"),
+        (["", "dst"], "an empty path"),
+        (["src", "."], "DST . is the current directory"),
+        (["src", "/"], "DST / is the root directory"),
         (
             ["src", "dst", "--explain", "x", "--verify", "none"],
             "--verify does not go with --explain",
