@@ -85,8 +85,11 @@ def register(app: typer.Typer) -> None:
             return report_problems(run, plan)
         assert dst is not None
         from minivllm_cli.convert.destination import check_destination, confirm_overwrite
+        from minivllm_cli.convert.logits import check_logits_file
 
         destination = check_destination(dst, plan.source, flags)
+        if flags.verify_logits is not None:
+            check_logits_file(flags.verify_logits)
         if flags.overwrite:
             confirm_overwrite(run, destination, yes=flags.yes)
         from minivllm_cli.convert.converting import convert_source

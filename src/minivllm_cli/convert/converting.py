@@ -10,6 +10,7 @@ from typing import Any
 from minivllm_cli.command import Invocation
 from minivllm_cli.console import claim_stdout
 from minivllm_cli.convert.flags import ConvertFlags, Verify
+from minivllm_cli.convert.logits import report_logits, verify_logits
 from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.convert.table import totals
 from minivllm_cli.problems import ExitCode
@@ -59,9 +60,18 @@ def convert_source(
     for line in _cast_lines(report.casts):
         run.console.note(line)
     run.console.note(_summary(report))
-    text = json.dumps(_document(report, dst), allow_nan=False) if flags.json_ else str(dst)
-    results.write_text(text + "\n")
-    return ExitCode.OK
+    code, logits = ExitCode.OK, None
+    if flags.verify_logits is not None:
+        logits = verify_logits(run, dst, flags.verify_logits, report)
+        code = report_logits(run, dst, flags.verify_logits, logits)
+    if flags.json_:
+        document = _document(report, dst) | {
+            "logits": logits and {**asdict(logits), "ok": logits.ok}
+        }
+        results.write_text(json.dumps(document, allow_nan=False) + "\n")
+    elif code == ExitCode.OK:
+        results.write_text(f"{dst}\n")
+    return code
 
 
 def _cast_lines(casts: Iterable[Cast]) -> list[str]:

@@ -151,6 +151,15 @@ class ConvertFlags(OptionGroup):
         Verify | None,
         _option("--verify", panel=_TARGET, help="Read back and compare; sample if not given"),
     ] = None
+    verify_logits: Annotated[
+        Path | None,
+        _option(
+            "--verify-logits",
+            metavar="FILE",
+            panel=_TARGET,
+            help="Compare with logits that another program stored as safetensors",
+        ),
+    ] = None
     resume: Annotated[
         bool, _option("--resume", panel=_TARGET, help="Go on with what an earlier run left")
     ] = False
@@ -196,7 +205,10 @@ def check_combination(flags: ConvertFlags, dst: Path | None) -> None:
 
 
 def _check_mode(flags: ConvertFlags, mode: str | None) -> None:
-    verify = {"--verify": flags.verify is not None}
+    verify = {
+        "--verify": flags.verify is not None,
+        "--verify-logits": flags.verify_logits is not None,
+    }
     placing = {"--resume": flags.resume, "--overwrite": flags.overwrite}
     planning = {
         "--qkvz-layout": flags.qkvz_layout is not None,

@@ -17,6 +17,7 @@ from support.tiny_checkpoint import (
     tiny_config,
     write_checkpoint,
 )
+from support.transformers_oracle import TransformersOracle
 
 A_LOG, NORM = "model.layers.0.linear_attn.A_log", "model.layers.0.linear_attn.norm.weight"
 
@@ -298,6 +299,27 @@ def test_gates_in_halves_are_put_beside_their_heads(here: Run, src: Path) -> Non
     assert torch.equal(tensors_of(Path("dst"))[name], expected)
 
 
+def test_stored_logits_find_gates_that_lie_otherwise(here: Run, src: Path) -> None:
+    ids = list(range(40, 60))
+    logits = TransformersOracle(src).logits(ids)
+    save_file({"input_ids": torch.tensor(ids), "logits": logits[-3:].contiguous()}, "logits")
+    done = here(src, "dst", "--verify-logits", "logits")
+    assert (done.code, done.out) == (0, "dst\n")
+    assert "logits agree" in done.err and "at 0 of 3 positions" in done.err
+    done = here(src, "wrong", "--verify-logits", "logits", "--q-gate-layout", "halves")
+    assert (done.code, done.out) == (5, "")
+    assert "error: the logits of wrong are not those in logits" in done.err
+    assert "--q-gate-layout" in done.err_lines[-1]
+    done = here(src, "dst", "--resume", "--verify-logits", "logits", "--json")
+    assert done.code == 0
+    found = done.records[0]["logits"]
+    assert found["ok"] is True and found["max_difference"] < 2e-4
+    save_file({"ids": torch.tensor(ids)}, "other")
+    done = here(src, "dst", "--resume", "--verify-logits", "other")
+    assert (done.code, done.out) == (2, "")
+    assert "input_ids" in done.err
+
+
 class TestTorchFiles:
     """Sources of `torch.save`."""
 
@@ -354,6 +376,8 @@ class TestTorchFiles:
         (["src", "dst", "--check", "--dtype", "bf16"], "--dtype does not go with --check"),
         (["src", "dst", "--dry-run", "--verify", "full"], "--verify does not go with --dry-run"),
         (["src", "dst", "--explain", "x", "--resume"], "--resume does not go with --explain"),
+        (["src", "dst", "--check", "--verify-logits", "x"], "--verify-logits does not go with"),
+        (["src", "dst", "--verify-logits", "none"], "--verify-logits none: there is no such file"),
         (["src", ""], "an empty path"),
         (["", "dst"], "an empty path"),
         (["src", "."], "DST . is the current directory"),
