@@ -115,7 +115,7 @@ def git_lfs_pointer(file: Path) -> CheckpointError:
     return CheckpointError(
         f"{file} is not a safetensors file"
         if file.suffix == ".safetensors"
-        else f"{file} is no file of weights",
+        else f"{file} is not there in full",
         why="it is a Git LFS pointer: the text that stands for a file that was not fetched",
         hint="git lfs pull",
     )

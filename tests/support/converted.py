@@ -83,7 +83,7 @@ def q_gate_halves(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """q_proj as [all queries | all gates]."""
     out = dict(tensors)
     for name in tensors:
-        if name.endswith("q_proj.weight"):
+        if name.endswith(("q_proj.weight", "q_proj.bias")):
             out[name] = torch.cat(_queries_and_gates(tensors[name], config))
     return out
 
@@ -92,7 +92,7 @@ def q_gate_separate(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Queries and gates in matrices of their own."""
     out = dict(tensors)
     for name in tensors:
-        if name.endswith("q_proj.weight"):
+        if name.endswith(("q_proj.weight", "q_proj.bias")):
             query, gate = _queries_and_gates(tensors[name], config)
             out[name] = query
             out[name.replace("q_proj", "q_gate_proj")] = gate
@@ -103,7 +103,7 @@ def _queries_and_gates(
     q_proj: torch.Tensor, config: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     heads, size = config["num_attention_heads"], config["head_dim"]
-    by_head = q_proj.reshape(heads, 2, size, -1)
+    by_head = q_proj.reshape(heads, 2, size, *q_proj.shape[1:])
     return by_head[:, 0].flatten(0, 1), by_head[:, 1].flatten(0, 1)
 
 
@@ -111,11 +111,12 @@ def qkv_fused(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Attention's q (with its gates), k and v in one matrix."""
     out = {}
     for name, tensor in tensors.items():
-        if name.endswith("self_attn.q_proj.weight"):
-            prefix = name.removesuffix("q_proj.weight")
-            parts = [tensors[f"{prefix}{part}_proj.weight"] for part in "qkv"]
-            out[f"{prefix}qkv_proj.weight"] = torch.cat(parts)
-        elif not name.endswith(("self_attn.k_proj.weight", "self_attn.v_proj.weight")):
+        prefix, _, part = name.rpartition("self_attn.")
+        if part in ("q_proj.weight", "q_proj.bias"):
+            kind = part.removeprefix("q_proj.")
+            parts = [tensors[f"{prefix}self_attn.{letter}_proj.{kind}"] for letter in "qkv"]
+            out[f"{prefix}self_attn.qkv_proj.{kind}"] = torch.cat(parts)
+        elif not part.startswith(("k_proj.", "v_proj.")):
             out[name] = tensor
     return out
 

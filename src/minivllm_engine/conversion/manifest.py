@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +36,7 @@ def fingerprint(plan: Plan) -> str:
     parts = [
         MAPPING,
         plan.config,
-        [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files],
+        [(os.path.realpath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files],
         [repr(piece) for piece in plan.pieces],
         [repr(shard) for shard in plan.shards],
         [repr(target) for target in plan.targets],

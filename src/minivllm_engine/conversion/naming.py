@@ -27,19 +27,21 @@ class NamedTensor:
         bare: the last name, without wrappers and roots.
         steps: (rule, name after it) of every rule that changed something.
         dropped: the rule that leaves it out, or None.
+        renamed_by: pattern of the rename that matched, or None.
     """
 
     entry: TensorEntry
     bare: BareName
     steps: tuple[tuple[str, str], ...]
     dropped: str | None
+    renamed_by: str | None = None
 
 
 def name_tensors(
     entries: Iterable[TensorEntry], renames: tuple[tuple[str, str | None], ...]
 ) -> list[NamedTensor]:
     """Follow every name. `renames`: see `ConvertOptions.renames`."""
-    patterns = [(re.compile(_as_regex(source)), target) for source, target in renames]
+    patterns = [(source, re.compile(_as_regex(source)), target) for source, target in renames]
     return _without_mixers([_named(entry, patterns) for entry in entries])
 
 
@@ -47,7 +49,9 @@ def matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
-def _named(entry: TensorEntry, renames: list[tuple[re.Pattern[str], str | None]]) -> NamedTensor:
+def _named(
+    entry: TensorEntry, renames: list[tuple[str, re.Pattern[str], str | None]]
+) -> NamedTensor:
     steps: list[tuple[str, str]] = []
     name = entry.name
     for rule, change in (("wrapper", without_wrappers), ("root", without_roots)):
@@ -55,18 +59,20 @@ def _named(entry: TensorEntry, renames: list[tuple[re.Pattern[str], str | None]]
         if changed != name:
             steps.append((rule, changed))
             name = changed
-    for pattern, target in renames:
+    renamed_by = None
+    for source, pattern, target in renames:
         match = pattern.fullmatch(name)
         if match is None:
             continue
         if target is None:
-            return NamedTensor(entry, split_layer(name), tuple(steps), "rename")
+            return NamedTensor(entry, split_layer(name), tuple(steps), "rename", source)
         parts = iter(match.groups())
         name = re.sub(r"\*", lambda _, parts=parts: next(parts), target)  # type: ignore[misc]
         steps.append(("rename", name))
+        renamed_by = source
         break
     bare = split_layer(name)
-    return NamedTensor(entry, bare, tuple(steps), skip_rule(bare))
+    return NamedTensor(entry, bare, tuple(steps), skip_rule(bare), renamed_by)
 
 
 def _as_regex(pattern: str) -> str:

@@ -80,6 +80,7 @@ def open_source(
     if found.index:
         _check_index(found.index, tensors)
     _check_readable_layout(tensors)
+    beside, notes = _side_files(directory, config_file.parent)
     return Source(
         path=path,
         directory=directory,
@@ -89,9 +90,22 @@ def open_source(
         entered=entered,
         config_file=config_file,
         config=config,
-        side_files=side_files(directory),
-        notes=found.notes,
+        side_files=beside,
+        notes=(*found.notes, *notes),
     )
+
+
+def _side_files(directory: Path, config_directory: Path) -> tuple[tuple[Path, ...], list[str]]:
+    """Those beside the weights; where there is no tokenizer among them, those beside the config too."""
+    files = {file.name: file for file in side_files(directory)}
+    if "tokenizer.json" in files or config_directory.resolve() == directory.resolve():
+        return tuple(files.values()), []
+    others = {file.name: file for file in side_files(config_directory)}
+    taken = [name for name in others if name not in files]
+    notes = (
+        [f"{', '.join(taken)} taken from {config_directory}, beside the config"] if taken else []
+    )
+    return tuple((others | files).values()), notes
 
 
 def _read_config(file: Path, *, given: bool) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.safetensors_header import LFS_POINTER, git_lfs_pointer
 from minivllm_engine.shard_index import ShardIndex, read_shard_index
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -72,12 +73,15 @@ def side_files(directory: Path) -> tuple[Path, ...]:
     """Tokenizer, chat template, generation config and licence files, as far as they are there.
 
     Raises:
-        CheckpointError: one of them is a link that leads nowhere or in a circle.
+        CheckpointError: one of them is a link that leads nowhere or in a circle, or a Git LFS pointer.
     """
     names = sorted(os.listdir(directory))
     found = [name for name in names if name in SIDE_FILES or is_licence(name)]
     for name in found:
         check_readable(directory / name)
+        with (directory / name).open("rb") as stream:
+            if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise git_lfs_pointer(directory / name)
     return tuple(directory / name for name in found)
 
 

@@ -11,7 +11,7 @@ from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
 from minivllm_engine.errors import CheckpointError
 
-_FUSED_DELTANET = ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight")
+FUSED_DELTANET = frozenset(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"))
 _CONV = "linear_attn.conv1d.weight"
 
 
@@ -52,7 +52,7 @@ def recognise(
         active.add("q-gate-separate")
     if options.q_gate_layout == "halves":
         active.add("halves")
-    fused = [name for name in _FUSED_DELTANET if name in names]
+    fused = sorted(FUSED_DELTANET & names, reverse=True)
     if fused:
         layout = options.qkvz_layout or _layout_of(config)
         if layout is None:

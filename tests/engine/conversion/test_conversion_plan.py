@@ -10,7 +10,14 @@ import torch
 
 from minivllm_engine.checkpoint_names import expected_tensors
 from minivllm_engine.checkpoint_rules import BLOCK_ROWS, CANONICAL, FOREIGN
-from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_source, plan_conversion
+from minivllm_engine.conversion import (
+    ConvertOptions,
+    Plan,
+    explain,
+    open_source,
+    plan_conversion,
+    planning,
+)
 from minivllm_engine.conversion.layouts import num_rows, place_blocks
 from minivllm_engine.errors import CheckpointError, ConfigError
 from minivllm_engine.model_config import ModelConfig
@@ -317,3 +324,32 @@ def test_options_are_checked(wrong: dict) -> None:
 def test_renames_are_checked(pair: tuple[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ConvertOptions(renames=(pair,))
+
+
+def test_options_that_decide_nothing_are_told(tmp_path: Path) -> None:
+    plan = plan_of(
+        REFERENCE,
+        tmp_path,
+        qkvz_layout="concat",
+        q_gate_layout="per-head",
+        renames=(("layers.*.ffn.w3", "layers.*.mlp.up_proj.weight"),),
+        allow_unmatched=("vision.*",),
+        allow_missing=("model.layers.9.*",),
+    )
+    assert plan.ok
+    told = [note for note in plan.notes if "tokenizer" not in note]
+    assert len(told) == 4
+    for word in ("qkvz_layout", "ffn.w3", "'vision.*'", "'model.layers.9.*'"):
+        assert sum(word in note for note in told) == 1, word
+
+
+def test_memory_is_that_of_the_largest_target_and_what_it_is_made_of(tmp_path: Path) -> None:
+    base = planning._BASE_MEMORY
+    largest = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4
+    assert plan_of(REFERENCE, tmp_path / "a").needs.ram == base + largest
+    assert plan_of(REFERENCE, tmp_path / "b", dtype="bf16").needs.ram == base + largest * 3 // 2
+    fused = layouts.qkv_fused(REFERENCE, CONFIG)
+    source = fused["model.layers.3.self_attn.qkv_proj.weight"].numel() * 4
+    target = REFERENCE["model.layers.3.self_attn.q_proj.weight"].numel() * 4
+    assert source + target > largest
+    assert plan_of(fused, tmp_path / "c").needs.ram == base + source + target

@@ -124,6 +124,14 @@ def test_git_lfs_pointers(suffix: str, tmp_path: Path) -> None:
     assert error.hint == "git lfs pull"
 
 
+def test_a_tokenizer_that_is_a_git_lfs_pointer(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG, REFERENCE)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid 4d\n")
+    error = refused(tmp_path)
+    assert error.what == f"{tmp_path / 'tokenizer.json'} is not there in full"
+    assert error.hint == "git lfs pull"
+
+
 @pytest.mark.parametrize("left", [0, 5, 1000, -1])  # -1: all but the last byte
 def test_torn_shards(left: int, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIG, REFERENCE, shards=3)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from minivllm_engine import LLM, SamplingParams
 from minivllm_engine.checkpoint_rules import STYLE_TRANSFORMS
@@ -93,6 +93,30 @@ def test_layouts_of_other_producers(name: str, expected: torch.Tensor, tmp_path:
         torch.testing.assert_close(written[tensor], values, rtol=0, atol=2e-7, msg=tensor)
 
 
+@pytest.mark.parametrize("name", ["q_gate_halves", "q_gate_separate", "qkv_fused"])
+def test_biases_follow_their_weights(name: str, tmp_path: Path) -> None:
+    config = tiny_config(attention_bias=True, num_attention_heads=6)
+    reference = random_tensors(config)
+    layout, options = LAYOUTS[name]
+    src = write_checkpoint(tmp_path / "src", config, layout(reference, config))
+    convert_to(src, tmp_path / "dst", **options)
+    written = load_file(tmp_path / "dst/model.safetensors")
+    assert written.keys() == reference.keys()
+    for tensor, values in reference.items():
+        assert torch.equal(written[tensor], values), tensor
+
+
+@pytest.mark.parametrize("q_gate", ["per-head", "halves"])
+def test_queries_gates_keys_and_values_in_one_matrix(
+    q_gate: str, expected: torch.Tensor, tmp_path: Path
+) -> None:
+    """The queries' part of a fused matrix has either order too."""
+    tensors = REFERENCE if q_gate == "per-head" else layouts.q_gate_halves(REFERENCE, CONFIG)
+    src = write_checkpoint(tmp_path / "src", CONFIG, layouts.qkv_fused(tensors, CONFIG))
+    convert_to(src, tmp_path / "dst", q_gate_layout=q_gate)
+    assert difference(tmp_path / "dst", expected) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("layout", "wrong"),
     [
@@ -167,6 +191,18 @@ def test_fla_models_have_no_attention_layer(tied: bool, tmp_path: Path) -> None:
     for _ in range(5):
         reference.append(int(model(reference)[-1].argmax()))
     assert list(ids) == reference[len(IDS) :]
+
+
+def test_old_fla_files_hold_gate_and_up_in_one(tmp_path: Path) -> None:
+    model = FlaModel(fla_config())
+    src = model.save(tmp_path / "src")
+    tensors = load_file(src / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("up_proj.weight")]:
+        gate = name.replace("up_proj", "gate_proj")
+        tensors[gate] = torch.cat([tensors[gate], tensors.pop(name)])
+    save_file(tensors, src / "model.safetensors")
+    convert_to(src, tmp_path / "dst")
+    assert difference(tmp_path / "dst", model(IDS)) < TOLERANCE
 
 
 def test_transformers_reads_a_converted_fla_model_too(tmp_path: Path) -> None:

@@ -87,6 +87,14 @@ def test_g7_converting_twice_changes_nothing(style: str, tmp_path: Path) -> None
     assert {row.op for row in plan.rows} == {"copy"}
 
 
+def test_g7_a_layout_is_not_undone_twice(tmp_path: Path) -> None:
+    """Shapes cannot tell that it was done: the manifest does."""
+    src = write_checkpoint(tmp_path / "src", CONFIG, layouts.q_gate_halves(REFERENCE, CONFIG))
+    convert_to(src, tmp_path / "once", q_gate_layout="halves")
+    with pytest.raises(CheckpointError, match="per-head already"):
+        convert_to(tmp_path / "once", tmp_path / "twice", q_gate_layout="halves")
+
+
 @pytest.mark.parametrize("where", ["config", "generation_config"])
 def test_g13_a_list_of_end_ids_survives(where: str, src: Path, tmp_path: Path) -> None:
     """generation_config.json is carried over as it is, and each id of a list ends an output."""
@@ -128,6 +136,21 @@ def test_side_files_are_carried_over_and_others_are_not(src: Path, tmp_path: Pat
     (tmp_path / "dst/NOTICE").write_text("changed")
     (difference,) = check(open_source(src), tmp_path / "dst").differences
     assert (difference.kind, difference.name) == ("side_file", "NOTICE")
+
+
+def test_the_tokenizer_may_lie_beside_a_config_elsewhere(src: Path, tmp_path: Path) -> None:
+    """A training checkpoint with --model-config: the model's own directory has the rest."""
+    model = tmp_path / "model"
+    model.mkdir()
+    write_byte_tokenizer(model)
+    (src / "config.json").rename(model / "config.json")
+    opening = {"model_config": model / "config.json"}
+    (note,) = open_source(src, **opening).notes
+    assert "tokenizer.json" in note and str(model) in note
+    convert_to(src, tmp_path / "dst", opening=opening)
+    assert (tmp_path / "dst/tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    write_byte_tokenizer(src)
+    assert open_source(src, **opening).notes == ()
 
 
 def test_a_missing_tokenizer_is_one_note(src: Path, tmp_path: Path) -> None:
