@@ -11,6 +11,7 @@ import pytest
 from cli.chat.terminal import ENTER, Terminal
 from cli.convert.conftest import Run
 from cli.program import Finished, Program
+from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 
 _PROBE = (
     "import sys; sys.argv = ['minivllm', *sys.argv[1:]]\n"
@@ -139,6 +140,20 @@ def _resume_and_compare(program: Program, here: Run) -> None:
     assert f"({len(kept)} from an earlier run)" in done.err
     assert here("src", "whole", *_MANY_SHARDS).code == 0
     assert contents(program.home / "dst") == contents(program.home / "whole")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux counts it")
+def test_k26_memory_does_not_grow_with_the_source(real: Program) -> None:
+    config = tiny_config(hidden_size=512, intermediate_size=8192)
+    source = write_checkpoint(real.home / "big", config, random_tensors(config))
+    size = (source / "model.safetensors").stat().st_size
+    real.command = [sys.executable, str(Path(__file__).with_name("measured_minivllm.py"))]
+    done = real.run("convert-weights", "big", "dst", "--max-shard-size", "20MB", "--verify", "full")
+    assert done.code == 0
+    assert len(list(real.home.glob("dst/model-*.safetensors"))) > 8
+    grown = int(done.err_lines[-1])
+    # Two shards, and what torch itself takes at the first operations and for its buffers.
+    assert grown < 2 * 20e6 + 80e6 < 0.6 * size
 
 
 def test_a_closed_stdout_is_told_by_the_code_and_dst_is_there(real: Program, src: Path) -> None:
