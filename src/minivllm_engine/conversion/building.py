@@ -96,7 +96,9 @@ class TargetBuilder:
             return 0
         verifier = Verifier(self._plan, self._directory, self._reader)
         names = sample_of(self._plan) if how == "sample" else verifier.names
-        counter = Counter(self._progress, "verify", 1, verifier.num_bytes(names))
+        counter = Counter(
+            self._progress, "verify", len(self._plan.shards), verifier.num_bytes(names)
+        )
         differences = verifier.header_differences + verifier.compare(names, counter)
         if differences:
             write_state(self._directory, self._word, ())

@@ -70,9 +70,7 @@ def check(
             raise not_covered(plan)
         differences = [*_compare_files(plan, dst, manifest, progress)]
         verifier = Verifier(plan, dst, reader)
-        counter = Counter(
-            progress, "check", len(plan.source.files), verifier.num_bytes(verifier.names)
-        )
+        counter = Counter(progress, "check", len(plan.shards), verifier.num_bytes(verifier.names))
         differences += verifier.header_differences
         differences += verifier.compare(verifier.names, counter)
     return CheckReport(len(plan.shards), len(plan.targets), plan.bytes_out, tuple(differences))

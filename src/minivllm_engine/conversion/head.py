@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from minivllm_engine.conversion.plan import Plan
-from minivllm_engine.conversion.planning import head_in_question, plan_with_own_head
+from minivllm_engine.conversion.planning import heads_in_question, plan_with_own_head
 from minivllm_engine.conversion.progress import Callback, Counter
 from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.safetensors_header import TensorEntry
@@ -35,7 +35,6 @@ def same_values(
 
 def settle_head(plan: Plan, dst: Path, reader: TensorReader, progress: Callback | None) -> Plan:
     """The plan, or where the head that it drops is not the embedding, the one that keeps both."""
-    pair = head_in_question(plan)
-    if pair is None or same_values(*pair, reader, progress):
+    if all(same_values(*pair, reader, progress) for pair in heads_in_question(plan)):
         return plan
     return plan_with_own_head(plan, dst)

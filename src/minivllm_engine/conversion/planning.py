@@ -1,7 +1,6 @@
 """From a source to a plan."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from minivllm_engine.checkpoint_index import EMBEDDING, HEAD
@@ -54,14 +53,14 @@ def plan_with_own_head(plan: Plan, dst: str | Path) -> Plan:
     return _plan(plan.source, plan.options, dst, head_differs=True)
 
 
-def head_in_question(plan: Plan) -> tuple[TensorEntry, TensorEntry] | None:
-    """The head that is dropped as a copy, and the embedding that it has to equal; None if there is none."""
-    heads = [tensor.source for tensor in plan.dropped if tensor.rule == "tied-head"]
-    embeddings = [piece.source for piece in plan.pieces if piece.target == EMBEDDING]
-    if not heads or not embeddings:
-        return None
+def heads_in_question(plan: Plan) -> list[tuple[TensorEntry, TensorEntry]]:
+    """Each head that is dropped as a copy, with the embedding that it has to equal."""
     entries = {entry.name: entry for entry in plan.source.tensors}
-    return entries[heads[0]], entries[embeddings[0]]
+    embedding = next((p.source for p in plan.pieces if p.target == EMBEDDING), None)
+    if embedding is None:
+        return []
+    heads = [tensor.source for tensor in plan.dropped if tensor.rule == "tied-head"]
+    return [(entries[head], entries[embedding]) for head in heads]
 
 
 def _plan(
@@ -107,11 +106,6 @@ def _plan(
         bytes_out=sum(target.num_bytes for target in targets),
         needs=_needs(source, matching.matches, targets, shards, dst),
     )
-
-
-def with_destination(plan: Plan, dst: str | Path) -> Plan:
-    """The plan with the free space at `dst`."""
-    return replace(plan, needs=replace(plan.needs, disk_free=free_space(Path(dst))))
 
 
 def free_space(path: Path) -> int:

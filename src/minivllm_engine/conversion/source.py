@@ -18,6 +18,7 @@ from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_he
 from minivllm_engine.shard_index import ShardIndex
 
 _INDEX_REMEDY = "Copy the index and the shards again, from one place."
+_NO_INDEX = " Or remove the index: then all *.safetensors are read."
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def _read_tensors(
 
 def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
     """An index that does not describe its shards: one of both is from another checkpoint."""
+    remedy = _INDEX_REMEDY + (_NO_INDEX if index.file.name.startswith("model.safetensors") else "")
     files = {entry.name: entry.file.name for entry in tensors}
     for name, file in index.weight_map.items():
         if files.get(name) != file:
@@ -176,21 +178,21 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
             raise CheckpointError(
                 f"{index.file} does not describe its shards",
                 why=f"it says that {name} lies in {file}; {where}",
-                hint=_INDEX_REMEDY,
+                hint=remedy,
             )
     unlisted = [name for name in files if name not in index.weight_map]
     if unlisted:
         raise CheckpointError(
             f"{index.file} does not describe its shards",
             why=f"{len(unlisted)} tensors in them are not in it, such as {unlisted[0]}",
-            hint=_INDEX_REMEDY,
+            hint=remedy,
         )
     size = sum(entry.num_bytes for entry in tensors)
     if index.total_size is not None and index.total_size != size:
         raise CheckpointError(
             f"{index.file} does not describe its shards",
             why=f"it says {index.total_size:,} bytes, the tensors have {size:,}",
-            hint=_INDEX_REMEDY,
+            hint=remedy,
         )
 
 

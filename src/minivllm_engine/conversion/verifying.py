@@ -66,13 +66,19 @@ class Verifier:
         for piece in plan.pieces:
             self._pieces[piece.source].append(piece)
         self._reader = reader
+        position = {target.name: i for i, target in enumerate(plan.targets)}
+        self._order = {
+            name: min(position[piece.target] for piece in pieces)
+            for name, pieces in self._pieces.items()
+        }
+        self._shard = {name: i for i, s in enumerate(plan.shards, 1) for name in s.tensors}
         self._written, self.header_differences = compare_headers(plan, directory)
         self._broken = {difference.name for difference in self.header_differences}
 
     @property
     def names(self) -> list[str]:
-        """Source tensors of which something is written."""
-        return list(self._pieces)
+        """Source tensors of which something is written, in the order of their targets."""
+        return sorted(self._pieces, key=self._order.__getitem__)
 
     def num_bytes(self, names: list[str]) -> int:
         return sum(self._sources[name].num_bytes for name in names)
@@ -81,8 +87,9 @@ class Verifier:
         """Compare these source tensors; those whose targets are not there are left to the headers."""
         differences: list[Difference] = []
         with TensorReader() as written:
-            for name in names:
+            for name in sorted(names, key=self._order.__getitem__):
                 for piece in self._pieces[name]:
+                    counter.enter_shard(self._shard[piece.target])
                     if piece.target not in self._broken:
                         differences += self._compare_piece(piece, written, counter)
                     else:

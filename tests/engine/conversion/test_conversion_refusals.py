@@ -174,6 +174,9 @@ def test_an_index_that_lies(lie: str, tmp_path: Path) -> None:
     edit_index(tmp_path, change)
     error = refused(tmp_path)
     assert "does not describe its shards" in error.what and why in str(error.why)
+    assert "remove the index" in str(error.hint)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert plan_conversion(open_source(tmp_path)).ok
 
 
 def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:

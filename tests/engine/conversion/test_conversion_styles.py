@@ -93,6 +93,30 @@ def test_layouts_of_other_producers(name: str, expected: torch.Tensor, tmp_path:
         torch.testing.assert_close(written[tensor], values, rtol=0, atol=2e-7, msg=tensor)
 
 
+SHAPES = {
+    "one_value_head_a_key_head": {"linear_num_value_heads": 2},
+    "three_value_heads_a_key_head": {"linear_num_key_heads": 3, "linear_num_value_heads": 9},
+    "one_key_head": {"linear_num_key_heads": 1, "linear_key_head_dim": 8},
+    "keys_wider_than_values": {"linear_key_head_dim": 32, "linear_value_head_dim": 8},
+    "one_head": {"num_attention_heads": 1, "num_key_value_heads": 1},
+    "three_taps": {"linear_conv_kernel_dim": 3, "intermediate_size": 96},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_every_shape_come_back_exactly(name: str, shape: str, tmp_path: Path) -> None:
+    config = tiny_config(**SHAPES[shape], full_attention_interval=2, tie_word_embeddings=True)
+    reference = random_tensors(config)
+    layout, options = LAYOUTS[name]
+    src = write_checkpoint(tmp_path / "src", config, layout(reference, config))
+    convert_to(src, tmp_path / "dst", **options)
+    written = load_file(tmp_path / "dst/model.safetensors")
+    assert written.keys() == reference.keys()
+    for tensor, values in reference.items():
+        torch.testing.assert_close(written[tensor], values, rtol=0, atol=2e-7, msg=tensor)
+
+
 @pytest.mark.parametrize("name", ["q_gate_halves", "q_gate_separate", "qkv_fused"])
 def test_biases_follow_their_weights(name: str, tmp_path: Path) -> None:
     config = tiny_config(attention_bias=True, num_attention_heads=6)

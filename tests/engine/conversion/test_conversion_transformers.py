@@ -9,9 +9,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minivllm_engine.conversion import check, open_source, plan_conversion
+from minivllm_engine.errors import ConversionError
 from minivllm_engine.model_config import ModelConfig
 from support.converted import IDS, convert_to, engine_logits, files_of
-from support.tiny_checkpoint import random_tensors, tiny_config
+from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 from support.transformers_oracle import Qwen3_5Config, Qwen3_5TextConfig, TransformersOracle
 
 TOLERANCE = 2e-4
@@ -166,6 +167,17 @@ def test_a_second_copy_of_a_tied_head(adapter_saved: str, tmp_path: Path) -> Non
         expected = logits_of(model)
     torch.testing.assert_close(engine_logits(tmp_path / "dst"), expected, rtol=0, atol=TOLERANCE)
     assert check(open_source(tmp_path / "src"), tmp_path / "dst").ok
+
+
+def test_every_second_head_is_compared(tmp_path: Path) -> None:
+    """Of two heads in the file one is a copy; the other is not, and is not dropped in silence."""
+    config = tiny_config(tie_word_embeddings=True)
+    tensors = random_tensors(config)
+    head = tensors["model.embed_tokens.weight"]
+    tensors |= {"lm_head.weight": head.clone(), "module.lm_head.weight": head + 1}
+    src = write_checkpoint(tmp_path / "src", config, tensors)
+    with pytest.raises(ConversionError, match="1 two sources"):
+        convert_to(src, tmp_path / "dst")
 
 
 @pytest.mark.parametrize("form", ["flat", "nested", "miniqwen", "transformers_4", "yarn"])

@@ -238,8 +238,12 @@ def test_progress_counts_up_to_the_total_of_each_phase(tmp_path: Path) -> None:
         some = [call for call in calls if call.phase == phase]
         assert [c.done_bytes for c in some] == sorted(c.done_bytes for c in some)
         assert some[0].done_bytes == 0 and some[-1].done_bytes == some[-1].total_bytes > 0
-    writes = [call for call in calls if call.phase == "write"]
-    assert sorted({call.shard for call in writes}) == list(range(1, writes[0].num_shards + 1))
+    check(open_source(src), tmp_path / "dst", progress=calls.append)
+    for phase in ("write", "verify", "check"):
+        some = [call for call in calls if call.phase == phase]
+        assert {call.num_shards for call in some} == {4}
+        assert [call.shard for call in some] == sorted(call.shard for call in some)
+        assert {call.shard for call in some} == {1, 2, 3, 4}
 
 
 # -- values --------------------------------------------------------------------------------------
