@@ -17,6 +17,7 @@ from minivllm_engine.conversion.progress import Callback, Counter
 from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Difference, Progress
 from minivllm_engine.conversion.source import Source
+from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.conversion.verifying import Verifier
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import read_json_object
@@ -64,7 +65,7 @@ def check(
     dst = Path(dst).expanduser()
     manifest = read_manifest(dst)
     plan = plan_conversion(source, manifest_options(manifest))
-    with TensorReader.of(source) as reader:
+    with one_thread(), TensorReader.of(source) as reader:
         plan = settle_head(plan, dst, reader, progress)
         if not plan.ok:
             raise not_covered(plan)

@@ -17,6 +17,7 @@ from minivllm_engine.conversion.problems import not_covered
 from minivllm_engine.conversion.progress import Callback, Counter
 from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Cast, Progress, Report, ShardReport
+from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.errors import CheckpointError, ConversionError
 
 
@@ -55,7 +56,7 @@ def convert(
     if not plan.ok:
         raise not_covered(plan)
     destination.check(plan.source, resume=resume, overwrite=overwrite)
-    with TensorReader.of(plan.source) as reader:
+    with one_thread(), TensorReader.of(plan.source) as reader:
         known = plan.notes
         plan = settle_head(plan, destination.path, reader, progress)
         notes = tuple(note for note in plan.notes if note not in known)

@@ -87,6 +87,12 @@ class Destination:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _wrong(f"another conversion is writing to {self.partial}") from None
+            except OSError as error:
+                raise _wrong(
+                    f"{self.partial} cannot be locked",
+                    why=error.strerror,
+                    hint="Give a directory on a local disk.",
+                ) from None
             for left_over in self.partial.glob("*.tmp"):
                 left_over.unlink()
             yield self.partial

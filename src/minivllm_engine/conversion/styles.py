@@ -72,13 +72,20 @@ def find_rule(tensor: NamedTensor, active: frozenset[str]) -> TensorRule | None:
 
 def _refuse_fla_attention(layers: Mapping[int, Mapping[str, NamedTensor]]) -> None:
     for layer, held in layers.items():
-        if "attn.q_proj.weight" in held and "attn.A_log" not in held:
+        if "attn.q_proj.weight" not in held or "attn.A_log" in held:
+            continue
+        if "attn.q_conv1d.weight" in held:
             raise CheckpointError(
-                f"layer {layer} is an attention layer of Flash Linear Attention",
-                why="it has no output gate, usually no q and k norm, and rotates whole heads: "
-                "it cannot be expressed as attention of this family",
-                hint="Only models whose layers are all Gated DeltaNet can be converted from FLA.",
+                f"layer {layer} holds no A_log: it is another layer of Flash Linear Attention",
+                why="only its Gated DeltaNet is the recurrence of this family",
+                hint="Use a model whose model_type is gated_deltanet.",
             )
+        raise CheckpointError(
+            f"layer {layer} is an attention layer of Flash Linear Attention",
+            why="it has no output gate, usually no q and k norm, and rotates whole heads: "
+            "it cannot be expressed as attention of this family",
+            hint="Only models whose layers are all Gated DeltaNet can be converted from FLA.",
+        )
 
 
 def _is_mlx(layers: Mapping[int, Mapping[str, NamedTensor]]) -> bool:

@@ -258,12 +258,24 @@ def test_settings_of_fla_that_this_family_has_not(setting: dict, tmp_path: Path)
 
 def test_a_hybrid_of_fla_cannot_be_expressed(tmp_path: Path) -> None:
     model = FlaModel(fla_config())
-    del model.model.layers[1].attn.A_log
+    attention = model.model.layers[1].attn
+    for name in ("A_log", "dt_bias", "q_conv1d", "k_conv1d", "v_conv1d", "g_proj", "b_proj"):
+        delattr(attention, name)
     model.save(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         plan_conversion(open_source(tmp_path))
     assert "layer 1 is an attention layer of Flash Linear Attention" in caught.value.what
     assert "no output gate" in str(caught.value.why)
+
+
+def test_another_recurrence_of_fla(tmp_path: Path) -> None:
+    """Its DeltaNet, for one, has the same names but no decay."""
+    model = FlaModel(fla_config())
+    for layer in model.model.layers:
+        del layer.attn.A_log
+    model.save(tmp_path)
+    with pytest.raises(CheckpointError, match="layer 0 holds no A_log"):
+        plan_conversion(open_source(tmp_path))
 
 
 def test_an_mlx_export_in_16_bits_is_undone_with_a_warning(tmp_path: Path) -> None:

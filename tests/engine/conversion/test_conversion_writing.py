@@ -246,6 +246,16 @@ def test_progress_counts_up_to_the_total_of_each_phase(tmp_path: Path) -> None:
         assert {call.shard for call in some} == {1, 2, 3, 4}
 
 
+def test_threads_are_given_back(src: Path, tmp_path: Path) -> None:
+    during: list[int] = []
+    torch.set_num_threads(2)
+    try:
+        convert_to(src, tmp_path / "dst", progress=lambda _: during.append(torch.get_num_threads()))
+        assert set(during) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 # -- values --------------------------------------------------------------------------------------
 
 
