@@ -44,12 +44,14 @@ def root(
 def _register_commands() -> None:
     from minivllm_cli import env_command
     from minivllm_cli.chat import command as chat_command
+    from minivllm_cli.convert import command as convert_command
     from minivllm_cli.generate import command as generate_command
     from minivllm_cli.inspect_cache import command as inspect_command
 
     generate_command.register(app)
     chat_command.register(app)
     inspect_command.register(app)
+    convert_command.register(app)
     env_command.register(app)
 
 

@@ -60,15 +60,26 @@ def read_config_file(path: Path) -> tuple[list[Entry], list[Problem]]:
     Raises:
         CliError: the file cannot be read at all, or is not YAML.
     """
+    hint = "--config FILE.yaml"
+    if not path.exists() and path.parent.is_dir():
+        hint = f"minivllm generate --print-config > {path} writes one with all defaults"
+    text, place = read_text(path, "config", hint=hint)
+    return read_tree(compose(text, place), place, base=path.resolve().parent)
+
+
+def read_text(path: Path, kind: str, *, hint: str) -> tuple[str, Place]:
+    """The text of a file, and the place in which mistakes are found.
+
+    Args:
+        kind: what it is called in errors. hint: what to try where it cannot be opened.
+
+    Raises:
+        CliError: it cannot be read, or is not UTF-8.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise CliError(
-            f"cannot read config {path}: {error.strerror or error}",
-            hint=f"minivllm generate --print-config > {path} writes one with all defaults"
-            if isinstance(error, FileNotFoundError) and path.parent.is_dir()
-            else "--config FILE.yaml",
-        ) from None
+        raise CliError(f"cannot read {kind} {path}: {error.strerror or error}", hint=hint) from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -78,8 +89,7 @@ def read_config_file(path: Path) -> tuple[list[Entry], list[Problem]]:
             hint="save the file as UTF-8",
         ) from None
     # As YAML counts lines: PyYAML also breaks at U+0085, U+2028 and U+2029.
-    place = Place(str(path), tuple(text.replace("\r\n", "\n").splitlines()))
-    return read_tree(compose(text, place), place, base=path.resolve().parent)
+    return text, Place(str(path), tuple(text.replace("\r\n", "\n").splitlines()))
 
 
 def compose(text: str, place: Place) -> yaml.Node | None:

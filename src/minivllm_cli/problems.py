@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from minivllm_engine.errors import CapacityError, EngineError, RequestError
+from minivllm_engine.errors import CapacityError, ConversionError, EngineError, RequestError
 
 MAX_LINES = 6
 
@@ -112,11 +112,21 @@ _CODES: tuple[tuple[type[EngineError], ExitCode], ...] = (
     (RequestError, ExitCode.SOME_REQUESTS_FAILED),
 )
 
+# A conversion has one class of error, and its code says whether a check failed.
+_CONVERSION_CODES = {
+    "not_covered": ExitCode.CHECK_FAILED,
+    "non_finite": ExitCode.CHECK_FAILED,
+    "verification": ExitCode.CHECK_FAILED,
+    "write_failed": ExitCode.FAILED,
+}
+
 
 def exit_code_of(error: CliError | EngineError) -> ExitCode:
     """The exit code of a known error. A bare EngineError is a failure of the engine itself."""
     if isinstance(error, CliError):
         return error.exit_code
+    if isinstance(error, ConversionError):
+        return _CONVERSION_CODES.get(error.code, ExitCode.USAGE)
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from minivllm_cli.console import Console
 from minivllm_cli.signals import Interrupts
@@ -25,9 +25,11 @@ class Progress:
     """Where a phase is.
 
     Attributes:
-        phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate".
+        phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate";
+            of a conversion, "compare", "resume", "write", "hash", "verify" and "check".
         done, total: in the phase's unit: bytes, tokens, sequences; total 0 where there is no measure.
-        detail: what is loaded or read.
+        detail: what is loaded or read, such as "shard 3/11".
+        bytes_s: bytes a second, in a phase that is measured so.
         mean_length: output tokens of a finished sequence, on average.
         hit: share of the prompt tokens that were reused; None where there is no prefix cache.
         prefill: computed and all tokens of a long prompt that is being read.
@@ -40,6 +42,7 @@ class Progress:
     failed: int = 0
     out_tok_s: float = 0.0
     in_tok_s: float = 0.0
+    bytes_s: float | None = None
     eta_s: float | None = None
     mean_length: float | None = None
     hit: float | None = None
@@ -142,17 +145,16 @@ class JsonLines:
         if progress.phase == self._phase and not ends and now - self._shown_at < _JSON_SECONDS:
             return
         self._phase, self._shown_at = progress.phase, now
+        fields: dict[str, Any] = {"done": progress.done, "total": progress.total}
+        if progress.bytes_s is None:
+            fields["failed"] = progress.failed
+            fields["out_tok_s"] = round(progress.out_tok_s, 1)
+            fields["in_tok_s"] = round(progress.in_tok_s, 1)
+        else:
+            fields["detail"] = progress.detail
+            fields["bytes_s"] = round(progress.bytes_s)
         eta = None if progress.eta_s is None else round(progress.eta_s)
-        self._console.event(
-            "progress",
-            phase=progress.phase,
-            done=progress.done,
-            total=progress.total,
-            failed=progress.failed,
-            out_tok_s=round(progress.out_tok_s, 1),
-            in_tok_s=round(progress.in_tok_s, 1),
-            eta_s=eta,
-        )
+        self._console.event("progress", phase=progress.phase, **fields, eta_s=eta)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -196,6 +198,8 @@ def plain_line(progress: Progress) -> str:
             parts.append(prefill_text(progress.prefill))
         if progress.eta_s is not None and progress.done < progress.total:
             parts.append(f"ETA {clock(progress.eta_s)}")
+    if progress.bytes_s:
+        parts.append(speed(progress))
     return "  ".join(parts)
 
 
@@ -205,11 +209,21 @@ def counts(progress: Progress) -> str:
         return progress.detail
     if progress.phase == "generate":
         return f"{progress.done:,}/{progress.total:,} {progress.percent}%"
-    if progress.phase in ("weights", "reading") and progress.total > _MANY_BYTES:
+    in_bytes = progress.phase in ("weights", "reading") or progress.bytes_s is not None
+    if in_bytes and progress.total > _MANY_BYTES:
         amounts = f"{format_size(progress.done)}/{format_size(progress.total)}"
     else:
         amounts = f"{progress.done:,}/{progress.total:,}"
-    return f"{amounts} ({progress.percent}%)"
+    detail = f"{progress.detail}  " if progress.bytes_s is not None and progress.detail else ""
+    return f"{detail}{amounts} ({progress.percent}%)"
+
+
+def speed(progress: Progress) -> str:
+    """The rate of a phase measured in bytes, and the time left: "1.90 GiB/s  ETA 0:25"."""
+    text = f"{format_size(round(progress.bytes_s or 0))}/s"
+    if progress.eta_s is not None and progress.done < progress.total:
+        text += f"  ETA {clock(progress.eta_s)}"
+    return text
 
 
 def hit_text(progress: Progress) -> str:

@@ -15,6 +15,7 @@ from minivllm_cli.progress import (
     pool_texts,
     prefill_text,
     short_count,
+    speed,
 )
 
 _MIN_BAR, _MAX_BAR = 6, 24
@@ -79,6 +80,8 @@ def _first_line(progress: Progress, width: int) -> str:
         text += f" │ out {short_count(progress.out_tok_s)} tok/s"
         text += f"  in {short_count(progress.in_tok_s)} tok/s{hit_text(progress)}"
         text += f" │ ETA {'-' if progress.eta_s is None else clock(progress.eta_s)}"
+    if progress.bytes_s:
+        text += f" │ {speed(progress)}"
     if not progress.total:
         return f"{progress.phase}{text}"
     room = width - cell_len(text) - len(progress.phase) - 2

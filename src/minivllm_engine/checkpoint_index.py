@@ -1,18 +1,24 @@
 """What a model directory holds, known from its headers alone: no tensor is read and no torch loaded."""
 
 import difflib
-import json
 import logging
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from minivllm_engine.checkpoint_names import canonical_name, expected_tensors, refusal
+from minivllm_engine.checkpoint_names import (
+    canonical_name,
+    expected_tensors,
+    foreign_layout,
+    refusal,
+)
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
+from minivllm_engine.shard_index import read_shard_index
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +61,9 @@ def resolve_model(model: str | Path) -> Path:
     if not (path / "config.json").is_file():
         found = Counter(file.suffix or file.name for file in path.iterdir())
         counts = ", ".join(f"{count} *{kind}" for kind, count in found.most_common(4))
+        hint = f"{_conversion(path)} --model-config FILE" if _pickles(path) else _NEEDED
         raise CheckpointError(
-            f"model directory {path} has no config.json (found: {counts})", hint=_NEEDED
+            f"model directory {path} has no config.json (found: {counts})", hint=hint
         )
     _weight_files(path)
     return path
@@ -93,9 +100,7 @@ class CheckpointIndex:
             if name is None:
                 num_skipped += 1
                 continue
-            reason = refusal(entry.name)
-            if reason:
-                raise CheckpointError(f"{entry.file} holds {entry.name}", why=reason)
+            _check_layout(entry)
             if name in entries:
                 raise CheckpointError(
                     f"two tensors for {name}",
@@ -153,15 +158,15 @@ class CheckpointIndex:
             name.endswith("conv1d.weight") and self.entries[name].shape[2:] == (1,)
             for name in misshapen
         ):
-            return (
-                "Convolution weights of shape [channels, kernel, 1] are those of an MLX conversion, "
-                "which also adds 1 to norm weights: use the original Hugging Face checkpoint."
-            )
+            # [channels, kernel, 1] is how MLX stores them, which also adds 1 to norm weights.
+            return f"{_conversion(self.path)} (these are weights of an MLX conversion)"
         if missing == [HEAD]:
             return 'If the output head is the embedding, config.json must say "tie_word_embeddings": true.'
         if EMBEDDING in misshapen and self.entries[EMBEDDING].shape[1:] == (config.hidden_size,):
             rows = self.entries[EMBEDDING].shape[0]
             return f"The embedding has {rows} rows, vocab_size is {config.vocab_size}."
+        if (self.path / "minivllm_manifest.json").is_file():
+            return f"minivllm convert-weights SRC {shlex.quote(str(self.path))} --check"
         return "Use the config.json that came with these weights, or copy the weights again."
 
     def seems_tied(self, config: ModelConfig) -> bool:
@@ -194,16 +199,16 @@ def _weight_files(path: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if sharded.is_file():
-        return _shards(sharded)
+        return list(read_shard_index(sharded).shards)
     files = sorted(path.glob("*.safetensors"))
     if files:
         return files
-    pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+    pickles = _pickles(path)
     if pickles:
         raise CheckpointError(
             f"model directory {path} has no safetensors, only {', '.join(pickles[:4])}",
-            hint="Only safetensors are read: write the tensors as model.safetensors "
-            "with safetensors.torch.save_file.",
+            why="a model is loaded from safetensors alone",
+            hint=_conversion(path),
         )
     raise CheckpointError(
         f"model directory {path} has no *.safetensors",
@@ -211,34 +216,32 @@ def _weight_files(path: Path) -> list[Path]:
     )
 
 
+def _pickles(path: Path) -> list[str]:
+    return sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+
+
+def _conversion(path: Path) -> str:
+    """The command that makes a loadable checkpoint of `path`."""
+    return f"minivllm convert-weights {shlex.quote(str(path))} DST"
+
+
 def _stored_tensors(path: Path) -> list[TensorEntry]:
     return [entry for file in _weight_files(path) for entry in read_header(file)]
 
 
-def _shards(file: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-        shards = [file.parent / name for name in names]
-        leaving = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+def _check_layout(entry: TensorEntry) -> None:
+    refused = refusal(entry.name)
+    if refused:
         raise CheckpointError(
-            f"{file} is not an index of safetensors", hint='It needs an object "weight_map".'
-        ) from None
-    if leaving:
-        raise CheckpointError(
-            f"{file} names a shard outside its directory",
-            why=leaving[0],
-            hint="Only files inside the model directory are read.",
+            f"{entry.file} holds {entry.name}", why=refused.why, hint=refused.remedy
         )
-    absent = [shard.name for shard in shards if not shard.is_file()]
-    if absent:
+    layout = foreign_layout(entry.name)
+    if layout:
         raise CheckpointError(
-            f"{file.parent} lacks {len(absent)} of {len(shards)} shards that its index names",
-            why=", ".join(absent),
-            hint="Copy the missing files into the directory.",
+            f"{entry.file} holds {entry.name}",
+            why=f"this is another producer's layout ({layout}), which is converted first",
+            hint=_conversion(entry.file.parent),
         )
-    return shards
 
 
 def _check_types(entries: dict[str, TensorEntry]) -> None:

@@ -5,59 +5,109 @@ All matching is by whole dot-separated segments.
 """
 
 import re
+from dataclasses import dataclass
 
+from minivllm_engine.checkpoint_rules import (
+    CANONICAL,
+    FOREIGN,
+    REFUSED,
+    ROOTS,
+    SKIPPED,
+    WRAPPERS,
+    Refusal,
+)
 from minivllm_engine.model_config import ModelConfig
 
-# Leading segments that producers put before the text model, in any number: `model.language_model.` in
-# official files, `model.` in text-only ones, none in bare backbones, and repeated ones after a save bug of
-# transformers 5.5.
-_WRAPPERS = frozenset({"model", "language_model"})
-_SKIPPED_ROOTS = re.compile(r"visual|vision_tower|vision_model|mtp|mtp_.*")
-
-# A segment that betrays a layout which cannot be read, and why.
-_REFUSED = (
-    (
-        r"weight_scale.*|qweight|qzeros|scales|g_idx|input_scale",
-        "quantised weights are not supported",
-    ),
-    (
-        r"lora_[AB]|lora_embedding_[AB]",
-        "this is a LoRA adapter: merge it into its base model first",
-    ),
-    (r"experts|shared_expert|shared_expert_gate", "mixture-of-experts models are not supported"),
-    (r"f_a_proj|g_a_proj|kv_a_proj_with_mqa", "Kimi Delta Attention is another recurrence"),
-    (r"in_proj_qkvz|in_proj_ba", "the fused projections of Qwen3-Next are not supported"),
-    (r"[qkv]_conv1d", "separate convolutions for q, k and v (FLA, OLMo-Hybrid) are not supported"),
-    (r"ssm_.*", "GGUF names: use the Hugging Face checkpoint that the file was made from"),
-    (r"linear_qgkv|self_attention", "Megatron names: export the model to Hugging Face first"),
-)
-_REFUSED_SEGMENTS = [(re.compile(pattern), reason) for pattern, reason in _REFUSED]
+_SKIPPED = [(skip.rule, re.compile(rf"(?:{skip.pattern})(?:\.|$)")) for skip in SKIPPED]
+_REFUSED = [(re.compile(rf"(?:^|\.)(?:{refusal.pattern})(?:\.|$)"), refusal) for refusal in REFUSED]
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_CANONICAL_TENSORS = frozenset((rule.in_layer, rule.tensor) for rule in CANONICAL)
 
 Dims = tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BareName:
+    """A tensor's name without what producers put around it.
+
+    Attributes:
+        layer: number of its layer, or None where it stands once in the model.
+        tensor: the rest: `mlp.up_proj.weight`, or `norm.weight`.
+    """
+
+    layer: int | None
+    tensor: str
+
+    def __str__(self) -> str:
+        return self.tensor if self.layer is None else f"layers.{self.layer}.{self.tensor}"
+
+    @property
+    def canonical(self) -> str:
+        return str(self) if self.tensor.startswith("lm_head.") else f"model.{self}"
+
+
+def without_wrappers(name: str) -> str:
+    """`name` without the segments of training wrappers, wherever they stand."""
+    segments, at = name.split("."), 0
+    while at < len(segments):
+        for wrapper in WRAPPERS:
+            if tuple(segments[at : at + len(wrapper)]) == wrapper:
+                del segments[at : at + len(wrapper)]
+                at = 0
+                break
+        else:
+            at += 1
+    return ".".join(segments)
+
+
+def without_roots(name: str) -> str:
+    """`name` without the leading segments that stand for the text model."""
+    segments = name.split(".")
+    while len(segments) > 1 and segments[0] in ROOTS:
+        segments.pop(0)
+    return ".".join(segments)
+
+
+def split_layer(name: str) -> BareName:
+    """A name without wrappers and roots, with its layer apart."""
+    match = _LAYER.fullmatch(name)
+    return BareName(int(match[1]), match[2]) if match else BareName(None, name)
+
+
+def bare_name(name: str) -> BareName:
+    """`name` without wrappers and roots."""
+    return split_layer(without_roots(without_wrappers(name)))
+
+
+def skip_rule(bare: BareName) -> str | None:
+    """The rule by which a tensor is left out, or None."""
+    return next((rule for rule, pattern in _SKIPPED if pattern.match(str(bare))), None)
+
+
 def canonical_name(name: str) -> str | None:
-    """The canonical name of a tensor, or None where it belongs to the vision or the MTP part.
+    """The canonical name of a tensor, or None where it belongs to a part that is left out.
 
     A name that is not of this family comes back with its wrappers replaced all the same; whether it is
     one that the model has is for `CheckpointIndex.check` to say.
     """
-    segments = name.split(".")
-    while len(segments) > 1 and segments[0] in _WRAPPERS:
-        segments.pop(0)
-    if _SKIPPED_ROOTS.fullmatch(segments[0]):
+    bare = bare_name(name)
+    return None if skip_rule(bare) else bare.canonical
+
+
+def refusal(name: str) -> Refusal | None:
+    """Why a checkpoint with a tensor of this name can neither be run nor converted, or None."""
+    return next((found for pattern, found in _REFUSED if pattern.search(name)), None)
+
+
+def foreign_layout(name: str) -> str | None:
+    """Whose layout a name betrays that is not canonical but can be converted, or None."""
+    bare = bare_name(name)
+    if bare.layer is not None and bare.tensor.startswith("mixer."):
+        return "mixer"
+    key = (bare.layer is not None, bare.tensor)
+    if key in _CANONICAL_TENSORS:
         return None
-    bare = ".".join(segments)
-    return bare if segments[0] == "lm_head" else f"model.{bare}"
-
-
-def refusal(name: str) -> str | None:
-    """Why a checkpoint with a tensor of this name cannot be read, or None."""
-    for segment in name.split("."):
-        for pattern, reason in _REFUSED_SEGMENTS:
-            if pattern.fullmatch(segment):
-                return reason
-    return None
+    return next((rule.name for rule in FOREIGN if (rule.in_layer, rule.tensor) == key), None)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Dims]:

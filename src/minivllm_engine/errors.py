@@ -59,3 +59,9 @@ class BackendUnavailable(EngineError):
     """A device or library that was asked for is not there."""
 
     default_code = "backend_unavailable"
+
+
+class ConversionError(EngineError):
+    """A conversion that cannot be started or completed; `code` says which way it failed."""
+
+    default_code = "write_failed"

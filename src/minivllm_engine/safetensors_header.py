@@ -16,6 +16,9 @@ from minivllm_engine.errors import CheckpointError
 _MAX_HEADER_BYTES = 100_000_000
 _COPY_AGAIN = "Copy the file again from where the model came from."
 
+# The start of the small text that stands for a large file where Git LFS has not fetched it.
+LFS_POINTER = b"version https://git-lfs"
+
 # Bytes of one element of the types that can be loaded.
 FLOAT_TYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
@@ -45,6 +48,10 @@ def read_header(file: Path) -> list[TensorEntry]:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
+            start = stream.read(len(LFS_POINTER))
+            stream.seek(0)
+            if start == LFS_POINTER:
+                raise git_lfs_pointer(file)
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             _check_length(file, size, length)
@@ -102,6 +109,16 @@ def _entry(file: Path, name: str, fields: Any, data_begin: int) -> TensorEntry:
             f"tensor {name!r} has {end - begin:,} bytes, which is not {dtype} of shape {list(shape)}",
         )
     return TensorEntry(file, name, dtype, shape, data_begin + begin, data_begin + end)
+
+
+def git_lfs_pointer(file: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{file} is not a safetensors file"
+        if file.suffix == ".safetensors"
+        else f"{file} is not there in full",
+        why="it is a Git LFS pointer: the text that stands for a file that was not fetched",
+        hint="git lfs pull",
+    )
 
 
 def _no_safetensors(file: Path, why: str) -> CheckpointError:

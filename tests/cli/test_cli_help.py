@@ -25,7 +25,14 @@ def real(program: Program) -> Program:
 
 @pytest.mark.parametrize(
     "args",
-    [["--help"], ["generate", "--help"], ["chat", "--help"], ["env", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["generate", "--help"],
+        ["chat", "--help"],
+        ["convert-weights", "--help"],
+        ["env", "--help"],
+        ["--version"],
+    ],
     ids=" ".join,
 )
 def test_k21_help_is_quick_and_loads_nothing_heavy(real: Program, args: list[str]) -> None:

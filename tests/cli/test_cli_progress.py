@@ -131,6 +131,57 @@ def test_json_events_have_the_fields_of_the_contract() -> None:
     }
 
 
+def test_a_phase_measured_in_bytes_shows_its_rate_and_the_time_left() -> None:
+    gib = 1 << 30
+    progress = Progress(
+        "write", 3 * gib, 12 * gib, detail="shard 3/11", bytes_s=0.5 * gib, eta_s=18.0
+    )
+    assert plain_line(progress) == (
+        "write shard 3/11  3.00 GiB/12.00 GiB (25%)  512.00 MiB/s  ETA 0:18"
+    )
+    progress.done = progress.total
+    assert plain_line(progress).endswith("12.00 GiB/12.00 GiB (100%)  512.00 MiB/s")
+    progress.done, progress.eta_s = 0, None
+    assert plain_line(progress).endswith("(0%)  512.00 MiB/s")
+    progress.bytes_s = 0.0  # nothing is known yet
+    assert plain_line(progress) == "write shard 3/11  0 B/12.00 GiB (0%)"
+
+
+def test_a_phase_measured_in_bytes_as_json() -> None:
+    console = _Recorder()
+    JsonLines(console).update(
+        Progress("write", 10, 40, detail="shard 1/2", bytes_s=20.4, eta_s=1.5)
+    )
+    assert [json.loads(line) for line in console.lines] == [
+        {
+            "event": "progress",
+            "phase": "write",
+            "done": 10,
+            "total": 40,
+            "detail": "shard 1/2",
+            "bytes_s": 20,
+            "eta_s": 2,
+        }
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bar_of_a_conversion_fits(width: int) -> None:
+    from minivllm_cli.progress_bar import BarOnTerminal
+
+    bar = BarOnTerminal(_Recorder())
+    bar._rich.width = width
+    bar._progress = Progress(
+        "write", 44_239_163_392, 94_489_280_512, detail="shard 3/11", bytes_s=2e9, eta_s=25.0
+    )
+    with bar._rich.capture() as capture:
+        bar._rich.print(bar._render())
+    (line,) = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+    assert len(line) <= width
+    if width >= 80:
+        assert line.endswith("shard 3/11  41.20 GiB/88.00 GiB (46%) │ 1.86 GiB/s  ETA 0:25")
+
+
 def test_styles() -> None:
     console = _Recorder()
     console.live = False

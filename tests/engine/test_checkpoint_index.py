@@ -37,7 +37,6 @@ def message_of(path: Path, config: ModelConfig = CONFIG) -> str:
     with pytest.raises(CheckpointError) as caught:
         CheckpointIndex.open(resolve_model(path)).check(config)
     text = str(caught.value)
-    assert "convert-weights" not in text
     assert "Traceback" not in text
     return text
 
@@ -69,7 +68,13 @@ def test_empty_directory(tmp_path: Path) -> None:
 
 def test_no_config(tmp_path: Path) -> None:
     (write_tiny_checkpoint(tmp_path) / "config.json").unlink()
-    assert "no config.json" in message_of(tmp_path)
+    message = message_of(tmp_path)
+    assert "no config.json" in message
+    assert "convert-weights" not in message
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.pt")
+    message = message_of(tmp_path)
+    assert "no config.json (found: 1 *.pt)" in message
+    assert message.endswith(f"minivllm convert-weights {tmp_path} DST --model-config FILE")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "final.pth"])
@@ -79,7 +84,7 @@ def test_only_pickled_weights(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"cos\nabort\n(tR.")
     message = message_of(tmp_path)
     assert name in message
-    assert "Only safetensors are read" in message
+    assert message.endswith(f"minivllm convert-weights {tmp_path} DST")
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
@@ -189,7 +194,18 @@ def test_single_file_beside_an_index(
 
 
 @pytest.mark.parametrize(
-    "prefix", [OFFICIAL, TEXT, BARE, NESTED_TWICE, "language_model.model.", "model.model."]
+    "prefix",
+    [
+        OFFICIAL,
+        TEXT,
+        BARE,
+        NESTED_TWICE,
+        "language_model.model.",
+        "model.model.",
+        "module._orig_mod.model.",
+        "base_model.model.model.",
+        "transformer.",
+    ],
 )
 def test_g1_every_prefix_gives_the_same_names(prefix: str, tensors, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tiny_config(), random_tensors(tiny_config(), prefix=prefix))
@@ -242,8 +258,7 @@ REFUSED = {
     "base_model.model.layers.0.mlp.gate_proj.lora_A.weight": "LoRA",
     "model.layers.0.linear_attn.f_a_proj.weight": "Kimi Delta Attention",
     "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": "Kimi Delta Attention",
-    "model.layers.0.linear_attn.in_proj_qkvz.weight": "Qwen3-Next",
-    "model.layers.0.attn.q_conv1d.weight": "separate convolutions",
+    "model.layers.0.linear_attn.q_conv1d.weight": "OLMo-Hybrid",
     "blk.0.ssm_conv1d.weight": "GGUF",
     "decoder.layers.0.self_attention.in_proj.weight": "Megatron",
 }
@@ -255,6 +270,27 @@ def test_layouts_that_are_refused_with_the_reason(name: str, tensors, tmp_path: 
     message = message_of(tmp_path)
     assert name in message
     assert REFUSED[name] in message
+
+
+FOREIGN = {
+    "model.layers.0.linear_attn.in_proj_qkvz.weight": "qkvz-interleaved",
+    "model.layers.0.attn.q_conv1d.weight": "fla",
+    "model.layers.0.mixer.A_log": "mixer",
+    "model.layers.0.mlp.gate_up_proj.weight": "gate-up",
+    "model.embeddings.weight": "fla",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_layouts_of_other_producers_are_left_to_the_conversion(
+    name: str, tensors, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, tiny_config(), {**tensors, name: torch.zeros(2)})
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointIndex.open(tmp_path)
+    assert name in str(caught.value)
+    assert f"({FOREIGN[name]})" in str(caught.value)
+    assert caught.value.hint == f"minivllm convert-weights {tmp_path} DST"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.int32, torch.bool])
@@ -322,7 +358,17 @@ def test_an_mlx_conversion_is_recognised(tensors, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tiny_config(), moved)
     message = message_of(tmp_path)
     assert "linear_attn.conv1d.weight is [192, 4, 1]" in message
-    assert "MLX" in message and "original Hugging Face checkpoint" in message
+    assert f"minivllm convert-weights {tmp_path} DST (these are weights of an MLX" in message
+
+
+def test_a_converted_checkpoint_that_lost_a_tensor_can_be_compared_with_its_source(
+    tensors, tmp_path: Path
+) -> None:
+    fewer = {name: tensor for name, tensor in tensors.items() if "A_log" not in name}
+    write_checkpoint(tmp_path, tiny_config(), fewer)
+    assert "Use the config.json that came with" in message_of(tmp_path)
+    (tmp_path / "minivllm_manifest.json").write_text("{}")
+    assert message_of(tmp_path).endswith(f"minivllm convert-weights SRC {tmp_path} --check")
 
 
 def test_biases_must_be_there_if_the_config_says_so(tensors, tmp_path: Path) -> None:

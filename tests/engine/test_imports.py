@@ -22,8 +22,10 @@ ORDER = [
     "config_reader",
     "rope_config",
     "model_config",
+    "checkpoint_rules",
     "checkpoint_names",
     "safetensors_header",
+    "shard_index",
     "checkpoint_index",
     "device_memory",
     "memory_sizes",
@@ -42,6 +44,7 @@ ORDER = [
     "deltanet_state",
     "prefix_cache",
     "scheduler",
+    "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on
     "cache_pool",
     "model_input",
@@ -50,6 +53,7 @@ ORDER = [
     "layers",
     "models",
     "checkpoint",
+    "stored_logits",
     "model_runner",
     "llm",
 ]

@@ -1,0 +1,234 @@
+"""The options of `convert-weights`, and which of them go together."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minivllm_cli.options import OptionGroup
+from minivllm_cli.problems import CliError
+
+
+class TargetDtype(StrEnum):
+    """The number type of matrices in the target."""
+
+    KEEP = "keep"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class QkvzLayout(StrEnum):
+    """How rows lie in a fused q, k, v and z projection."""
+
+    INTERLEAVED = "interleaved"
+    CONCAT = "concat"
+
+
+class GateLayout(StrEnum):
+    """How rows of queries and their gates lie in q_proj."""
+
+    PER_HEAD = "per-head"
+    HALVES = "halves"
+
+
+class Verify(StrEnum):
+    """How much of what was written is read back and compared."""
+
+    NONE = "none"
+    SAMPLE = "sample"
+    FULL = "full"
+
+
+def _option(*names: str, help: str, metavar: str | None = None, panel: str | None = None) -> Any:
+    return typer.Option(
+        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
+    )
+
+
+_INSTEAD, _SOURCE, _MAPPING, _TARGET = "Instead of converting", "Source", "Mapping", "Target"
+
+
+@dataclass(frozen=True)
+class ConvertFlags(OptionGroup):
+    """What only `convert-weights` takes. Layout flags and sizes are None unless typed."""
+
+    dry_run: Annotated[
+        bool,
+        _option("--dry-run", panel=_INSTEAD, help="Show what would be done, from headers alone"),
+    ] = False
+    explain: Annotated[
+        str | None,
+        _option(
+            "--explain",
+            metavar="NAME",
+            panel=_INSTEAD,
+            help="Show the rules that one tensor, of SRC or of the target, goes through",
+        ),
+    ] = None
+    check: Annotated[
+        bool,
+        _option(
+            "--check",
+            panel=_INSTEAD,
+            help="Read a finished DST again and compare it with SRC; exit code 5 if it differs",
+        ),
+    ] = False
+    model_config: Annotated[
+        Path | None,
+        _option(
+            "--model-config",
+            metavar="FILE",
+            panel=_SOURCE,
+            help="The config.json of weights that have none beside them",
+        ),
+    ] = None
+    state_key: Annotated[
+        str | None,
+        _option(
+            "--state-key",
+            metavar="KEY",
+            panel=_SOURCE,
+            help="The entry of a .pt file that holds the weights; dots for levels",
+        ),
+    ] = None
+    ema: Annotated[
+        bool, _option("--ema", panel=_SOURCE, help="Take the averaged weights of a .pt file")
+    ] = False
+    qkvz_layout: Annotated[
+        QkvzLayout | None,
+        _option("--qkvz-layout", panel=_MAPPING, help="Rows of a fused in_proj_qkvz"),
+    ] = None
+    q_gate_layout: Annotated[
+        GateLayout | None,
+        _option("--q-gate-layout", panel=_MAPPING, help="Rows of q_proj; per-head if not given"),
+    ] = None
+    mapping: Annotated[
+        Path | None,
+        _option(
+            "--mapping",
+            metavar="FILE",
+            panel=_MAPPING,
+            help="YAML of source pattern: target pattern, or null to drop; before the rules",
+        ),
+    ] = None
+    allow_unmatched: Annotated[
+        list[str] | None,
+        _option(
+            "--allow-unmatched",
+            metavar="GLOB",
+            panel=_MAPPING,
+            help="Leave out source tensors that no rule knows; repeatable",
+        ),
+    ] = None
+    allow_missing: Annotated[
+        list[str] | None,
+        _option(
+            "--allow-missing",
+            metavar="GLOB",
+            panel=_MAPPING,
+            help="Do without these target tensors; repeatable",
+        ),
+    ] = None
+    dtype: Annotated[
+        TargetDtype | None,
+        _option(
+            "--dtype", panel=_TARGET, help="Of matrices; keep if not given. A_log etc. stay fp32"
+        ),
+    ] = None
+    max_shard_size: Annotated[
+        str | None,
+        _option(
+            "--max-shard-size",
+            metavar="SIZE",
+            panel=_TARGET,
+            help="Most bytes of a file; 5GB if not given",
+        ),
+    ] = None
+    verify: Annotated[
+        Verify | None,
+        _option("--verify", panel=_TARGET, help="Read back and compare; sample if not given"),
+    ] = None
+    verify_logits: Annotated[
+        Path | None,
+        _option(
+            "--verify-logits",
+            metavar="FILE",
+            panel=_TARGET,
+            help="Compare with logits that another program stored as safetensors",
+        ),
+    ] = None
+    resume: Annotated[
+        bool, _option("--resume", panel=_TARGET, help="Go on with what an earlier run left")
+    ] = False
+    overwrite: Annotated[
+        bool, _option("--overwrite", panel=_TARGET, help="Replace what is at DST; asks first")
+    ] = False
+    yes: Annotated[
+        bool, _option("-y", "--yes", panel=_TARGET, help="Answer yes to that question")
+    ] = False
+    json_: Annotated[bool, _option("--json", panel=_TARGET, help="One JSON document on stdout")] = (
+        False
+    )
+
+
+def check_combination(flags: ConvertFlags, dst: Path | None) -> None:
+    """Refuse flags that contradict each other, or that what was asked for would ignore.
+
+    Raises:
+        CliError: the first such pair.
+    """
+    modes = [
+        name
+        for name, wanted in (
+            ("--dry-run", flags.dry_run),
+            ("--explain", flags.explain is not None),
+            ("--check", flags.check),
+        )
+        if wanted
+    ]
+    if len(modes) > 1:
+        raise CliError(f"{modes[0]} and {modes[1]} exclude each other")
+    if flags.resume and flags.overwrite:
+        raise CliError("--resume and --overwrite exclude each other")
+    if flags.yes and not flags.overwrite:
+        raise CliError("-y answers the question of --overwrite", hint="--overwrite -y")
+    if flags.ema and flags.state_key is not None:
+        raise CliError(
+            "--ema and --state-key exclude each other", hint="--state-key alone names the entry"
+        )
+    _check_mode(flags, modes[0] if modes else None)
+    if dst is None and modes not in (["--dry-run"], ["--explain"]):
+        raise CliError("DST is missing", hint="minivllm convert-weights SRC DST")
+
+
+def _check_mode(flags: ConvertFlags, mode: str | None) -> None:
+    verify = {
+        "--verify": flags.verify is not None,
+        "--verify-logits": flags.verify_logits is not None,
+    }
+    placing = {"--resume": flags.resume, "--overwrite": flags.overwrite}
+    planning = {
+        "--qkvz-layout": flags.qkvz_layout is not None,
+        "--q-gate-layout": flags.q_gate_layout is not None,
+        "--mapping": flags.mapping is not None,
+        "--allow-unmatched": bool(flags.allow_unmatched),
+        "--allow-missing": bool(flags.allow_missing),
+        "--dtype": flags.dtype is not None,
+        "--max-shard-size": flags.max_shard_size is not None,
+    }
+    if mode == "--check":
+        given = [name for name, typed in (verify | placing | planning).items() if typed]
+        if given:
+            raise CliError(
+                f"{given[0]} does not go with --check",
+                why="the choices of a conversion are in DST's manifest",
+            )
+    elif mode is not None:
+        # A dry run says whether DST could be written to.
+        useless = verify if mode == "--dry-run" else verify | placing
+        given = [name for name, typed in useless.items() if typed]
+        if given:
+            raise CliError(f"{given[0]} does not go with {mode}", why=f"{mode} writes nothing")

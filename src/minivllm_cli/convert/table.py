@@ -1,0 +1,211 @@
+"""A plan as text: the mapping table, what is wrong, totals and needs, in the width that there is."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from textwrap import wrap
+
+from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
+from minivllm_engine.units import format_size
+
+_KINDS = {
+    "unmatched": "unmatched",
+    "missing": "missing",
+    "wrong_shape": "of a wrong shape",
+    "two_sources": "with two sources",
+    "ambiguous": "ambiguous",
+    "layers": "layers in contradiction",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    count: str
+    source: str
+    target: str
+    op: str
+    dtype: str
+    size: str
+
+
+_HEAD = _Cells("n", "source", "target", "op", "dtype", "size")
+
+
+def output_width(to_terminal: bool) -> int | None:
+    """Columns of the terminal on stdout; None where it is a file or a pipe, which takes any."""
+    return shutil.get_terminal_size().columns if to_terminal else None
+
+
+def plan_text(plan: Plan, dst: Path | None, width: int | None) -> str:
+    """The whole plan. No line of the table is wider than `width`, and none is cut.
+
+    Args:
+        width: of a terminal; None gives every row one line.
+    """
+    lines = _fill(
+        [
+            f"convert-weights --dry-run  {plan.source.path} → {dst or '(no DST given)'}",
+            f"mapping {MAPPING}" + "".join(f" · {name}" for name in plan.style),
+        ],
+        width,
+        gap="   ",
+    )
+    lines += mapping_table(plan.rows, width)
+    lines += problem_lines(plan.problems, width)
+    lines += totals(plan)
+    return "".join(line + "\n" for line in lines)
+
+
+def mapping_table(rows: Sequence[Row], width: int | None) -> list[str]:
+    """A header and a row for each line of the table: on one line, or on two, or more where names are long."""
+    cells = [_HEAD, *map(_cells, rows)]
+    wide = _one_line(cells)
+    if width is None or _widest(wide) <= width:
+        return wide
+    two = _target_below(cells)
+    return two if _widest(two) <= width else _narrow(cells, width)
+
+
+def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
+    """One problem a line, with the nearest names; they go below where the line would be too long."""
+    labels = [problem.kind.upper().replace("_", " ") for problem in problems]
+    room = max(map(len, labels), default=0) + 2
+    lines: list[str] = []
+    for label, problem in zip(labels, problems, strict=True):
+        parts = [f"{label:<{room}}{problem.name}"]
+        if problem.detail:
+            # A sentence: on a terminal it may go over several lines.
+            parts += wrapped(problem.detail, width and width - room)
+        elif problem.kind == "missing":
+            parts.append("no source")
+        parts += [f"nearest: {name} ({_edits(n)})" for name, n in problem.nearest[:1]]
+        parts += [f"or {name} ({_edits(n)})" for name, n in problem.nearest[1:]]
+        lines += _fill(parts, width, gap="   ", indent=" " * room)
+    return lines
+
+
+def totals(plan: Plan) -> list[str]:
+    """What the tensors become, how large it is, and what it takes."""
+    rules = len({dropped.rule for dropped in plan.dropped})
+    parts = [f"{len(plan.source.tensors):,} tensors: {plan.num_used:,} used"]
+    if plan.dropped:
+        parts.append(f"{len(plan.dropped):,} dropped by {rules} rule{'s' if rules > 1 else ''}")
+    parts += counted(plan.problems)
+    files = f"{len(plan.shards)} file{'s' if len(plan.shards) != 1 else ''}"
+    free = "" if plan.needs.disk_free is None else f" (free {format_size(plan.needs.disk_free)})"
+    return [
+        " · ".join(parts),
+        f"in {format_size(plan.bytes_in)} → out {format_size(plan.bytes_out)} in {files}",
+        f"disk needed {format_size(plan.needs.disk)}{free} · peak RAM {format_size(plan.needs.ram)}",
+    ]
+
+
+def counted(problems: Iterable[Problem]) -> list[str]:
+    """How many tensors each kind of problem concerns: ["1 unmatched", "2 missing"]."""
+    counts: Counter[str] = Counter()
+    for problem in problems:
+        counts[problem.kind] += problem.count
+    return [f"{counts[kind]:,} {words}" for kind, words in _KINDS.items() if counts[kind]]
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """A sentence in lines of `width`; names are never parted, however long. One line for None."""
+    if width is None:
+        return [text]
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def braces(names: Sequence[str]) -> str:
+    """Names in one: "in_proj_qkv.weight" and "in_proj_z.weight" are "in_proj_{qkv,z}.weight"."""
+    if len(names) == 1:
+        return names[0]
+    before = _common_start(names)
+    rest = [name[before:] for name in names]
+    after = _common_start([part[::-1] for part in rest])
+    middles = ",".join(part[: len(part) - after] for part in rest)
+    return f"{names[0][:before]}{{{middles}}}{names[0][len(names[0]) - after :]}"
+
+
+def _common_start(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda chars: len(set(chars)) == 1, zip(*texts, strict=False)))
+
+
+def _cells(row: Row) -> _Cells:
+    target = braces(row.targets) if row.targets else f"(dropped: rule {row.rule})"
+    dtype = f"{row.dtype} kept" if row.kept else row.dtype or "–"
+    op = row.op if row.targets else "–"
+    return _Cells(f"{row.count:,}", row.source, target, op, dtype, format_size(row.num_bytes))
+
+
+def _edits(count: int) -> str:
+    return f"{count} edit{'' if count == 1 else 's'}"
+
+
+def _column(cells: Sequence[_Cells], name: str) -> int:
+    return max(len(getattr(cell, name)) for cell in cells)
+
+
+def _widest(lines: Iterable[str]) -> int:
+    return max(map(len, lines))
+
+
+def _one_line(cells: Sequence[_Cells]) -> list[str]:
+    count, source, target = (_column(cells, name) for name in ("count", "source", "target"))
+    op, dtype, size = (_column(cells, name) for name in ("op", "dtype", "size"))
+    return [
+        f"{c.count:>{count}}  {c.source:<{source}}  → {c.target:<{target}}"
+        f"  {c.op:<{op}}  {c.dtype:<{dtype}}  {c.size:>{size}}"
+        for c in cells
+    ]
+
+
+def _target_below(cells: Sequence[_Cells]) -> list[str]:
+    count, source = _column(cells, "count"), _column(cells, "source")
+    op, dtype, size = (_column(cells, name) for name in ("op", "dtype", "size"))
+    lines = []
+    for c in cells:
+        lines.append(
+            f"{c.count:>{count}}  {c.source:<{source}}"
+            f"  {c.op:<{op}}  {c.dtype:<{dtype}}  {c.size:>{size}}"
+        )
+        lines.append(f"{'':>{count}}  → {_target_of(c)}")
+    return lines
+
+
+def _narrow(cells: Sequence[_Cells], width: int) -> list[str]:
+    """Source and operation on one line, target, dtype and size on the next, flush with the right edge."""
+    count, dtype, size = (_column(cells, name) for name in ("count", "dtype", "size"))
+    lines = []
+    for c in cells:
+        lines += _two_sided(f"{c.count:>{count}}  {c.source}", c.op, width)
+        right = f"{c.dtype:<{dtype}}  {c.size:>{size}}"
+        lines += _two_sided(f"{'':>{count}}  → {_target_of(c)}", right, width)
+    return lines
+
+
+def _target_of(cells: _Cells) -> str:
+    """What stands below a source."""
+    return "(the same name)" if cells.target == cells.source else cells.target
+
+
+def _two_sided(left: str, right: str, width: int) -> list[str]:
+    room = width - len(left) - len(right)
+    if room >= 2:
+        return [left + " " * room + right]
+    return [left, right.rjust(width)]
+
+
+def _fill(parts: Sequence[str], width: int | None, *, gap: str, indent: str = "  ") -> list[str]:
+    """Parts on one line, or as many as fit, the rest on indented lines below. Words are never parted."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = lines[-1] + gap + part
+        if width is None or len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(indent + part)
+    return lines

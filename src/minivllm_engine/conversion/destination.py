@@ -1,0 +1,170 @@
+"""The directory that a conversion makes: built beside it, put in its place when it is complete.
+
+Three names: `dst`, `dst`.partial while it is built, and `dst`.replaced for the moment in which an
+overwritten one makes way. Nothing is deleted here that is not a file of a checkpoint.
+"""
+
+import fcntl
+import fnmatch
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from minivllm_engine.conversion.durable import sync_directory
+from minivllm_engine.conversion.plan import partial_path
+from minivllm_engine.conversion.source import Source
+from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
+from minivllm_engine.errors import ConversionError
+
+MANIFEST = "minivllm_manifest.json"
+STATE = ".conversion.json"
+INDEX = "model.safetensors.index.json"
+
+_OF_A_CHECKPOINT = (
+    "config.json",
+    MANIFEST,
+    STATE,
+    INDEX,
+    "*.safetensors",
+    "*.tmp",
+    "README.md",
+    ".gitattributes",
+    *SIDE_FILES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Paths of one conversion, with links resolved."""
+
+    path: Path
+    partial: Path
+    replaced: Path
+
+    @classmethod
+    def of(cls, dst: str | Path) -> "Destination":
+        path = Path(os.path.realpath(Path(dst).expanduser()))
+        return cls(path, partial_path(path), path.with_name(path.name + ".replaced"))
+
+    def check(self, source: Source, *, resume: bool, overwrite: bool) -> None:
+        """
+        Raises:
+            ConversionError: "destination": something is there, or it is where the source is.
+        """
+        _keep_apart(self, source)
+        if self.path.exists() and not self.path.is_dir():
+            raise _wrong(f"{self.path} is a file", hint="Give the path of a new directory.")
+        if overwrite:
+            for directory in (self.path, self.partial, self.replaced):
+                _check_removable(directory)
+            return
+        if resume:
+            _check_removable(self.partial)
+        if is_filled(self.path) and not resume:
+            raise _wrong(f"{self.path} is not empty", hint="--resume, or --overwrite")
+        if is_filled(self.partial) and not resume:
+            raise _wrong(
+                f"{self.partial} is left from a conversion that was not finished",
+                hint="--resume to go on with it, or --overwrite to start again",
+            )
+
+    @contextmanager
+    def building(self) -> Iterator[Path]:
+        """The partial directory, made if need be and held against other conversions.
+
+        Raises:
+            ConversionError: "destination": another process is writing there.
+        """
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.partial, os.O_RDONLY)
+        except OSError as error:
+            raise _wrong(f"{self.partial} cannot be made", why=error.strerror) from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _wrong(f"another conversion is writing to {self.partial}") from None
+            except OSError as error:
+                raise _wrong(
+                    f"{self.partial} cannot be locked",
+                    why=error.strerror,
+                    hint="Give a directory on a local disk.",
+                ) from None
+            for left_over in self.partial.glob("*.tmp"):
+                left_over.unlink()
+            yield self.partial
+        finally:
+            os.close(descriptor)
+
+    def publish(self) -> None:
+        """Put the partial directory in its place; what was there goes."""
+        if is_filled(self.path):
+            remove_checkpoint(self.replaced)
+            os.rename(self.path, self.replaced)
+        elif self.path.exists():
+            self.path.rmdir()
+        os.rename(self.partial, self.path)
+        sync_directory(self.path.parent)
+        self.clean_up()
+
+    def clean_up(self) -> None:
+        """Remove what served the way to a published target."""
+        (self.path / STATE).unlink(missing_ok=True)
+        remove_checkpoint(self.replaced)
+
+
+def is_filled(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Delete a directory that holds nothing but files of a checkpoint; none there is fine.
+
+    Raises:
+        ConversionError: "destination": it holds something else.
+    """
+    if not directory.exists():
+        return
+    _check_removable(directory)
+    for entry in directory.iterdir():
+        entry.unlink()
+    directory.rmdir()
+
+
+def _check_removable(directory: Path) -> None:
+    if not directory.exists():
+        return
+    strange = sorted(
+        entry.name
+        for entry in directory.iterdir()
+        if (entry.is_dir() and not entry.is_symlink()) or not _is_of_a_checkpoint(entry.name)
+    )
+    if strange:
+        raise _wrong(
+            f"{directory} is not overwritten: it holds what is no file of a checkpoint",
+            why=", ".join(strange[:4]) + (" ..." if len(strange) > 4 else ""),
+            hint="Give another directory, or empty this one yourself.",
+        )
+
+
+def _is_of_a_checkpoint(name: str) -> bool:
+    return is_licence(name) or any(fnmatch.fnmatchcase(name, known) for known in _OF_A_CHECKPOINT)
+
+
+def _keep_apart(destination: Destination, source: Source) -> None:
+    src = Path(os.path.realpath(source.path))
+    files = [Path(os.path.realpath(file)) for file in source.files]
+    for path in (destination.path, destination.partial, destination.replaced):
+        if path == src:
+            raise _wrong(f"{path} is the source", hint="Give another directory.")
+        if source.path.is_dir() and src in path.parents:
+            raise _wrong(f"{path} lies inside the source {src}", hint="Give another directory.")
+        if path in src.parents or any(path in file.parents for file in files):
+            raise _wrong(f"the source {src} lies inside {path}", hint="Give another directory.")
+
+
+def _wrong(what: str, *, why: str | None = None, hint: str | None = None) -> ConversionError:
+    return ConversionError(what, why=why, hint=hint, code="destination")

@@ -1,0 +1,148 @@
+"""What is remembered of a conversion: in `.conversion.json` while it runs, in the manifest for good."""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm_engine import __version__
+from minivllm_engine.conversion.destination import MANIFEST, STATE
+from minivllm_engine.conversion.durable import write_json
+from minivllm_engine.conversion.hashing import sha256_of
+from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.plan import MAPPING, Plan
+from minivllm_engine.conversion.report import Cast, ShardReport
+from minivllm_engine.errors import CheckpointError
+from minivllm_engine.generation_config import read_json_object
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedShard:
+    """A shard that has its final name, and what its casts lost."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+    casts: tuple[Cast, ...]
+
+
+def fingerprint(plan: Plan) -> str:
+    """One word for everything that decides the bytes of the target."""
+    files = [*plan.source.files, *plan.source.side_files]
+    parts = [
+        MAPPING,
+        plan.config,
+        [(os.path.realpath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files],
+        [repr(piece) for piece in plan.pieces],
+        [repr(shard) for shard in plan.shards],
+        [repr(target) for target in plan.targets],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def write_state(directory: Path, word: str, shards: Sequence[FinishedShard]) -> None:
+    content = {"fingerprint": word, "shards": [asdict(shard) for shard in shards]}
+    write_json(directory / STATE, content)
+
+
+def read_state(directory: Path) -> tuple[str, tuple[FinishedShard, ...]] | None:
+    """(fingerprint, shards) of an unfinished conversion; None where there is none that can be read."""
+    try:
+        content = read_json_object(directory / STATE)
+        shards = tuple(
+            FinishedShard(
+                name=shard["name"],
+                num_bytes=shard["num_bytes"],
+                sha256=shard["sha256"],
+                casts=tuple(Cast(**cast) for cast in shard["casts"]),
+            )
+            for shard in content["shards"]
+        )
+        return str(content["fingerprint"]), shards
+    except (CheckpointError, KeyError, TypeError):
+        return None
+
+
+def source_hashes(plan: Plan, advance: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
+    return [
+        {"name": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file, advance)}
+        for file in plan.source.files
+    ]
+
+
+def manifest_content(
+    plan: Plan,
+    *,
+    word: str,
+    argv: tuple[str, ...],
+    sources: list[dict[str, Any]],
+    shards: Sequence[ShardReport],
+    casts: Sequence[Cast],
+    verified: str,
+) -> dict[str, Any]:
+    operations: Counter[str] = Counter()
+    for row in plan.rows:
+        operations[row.op] += row.count
+    dropped = Counter(tensor.rule for tensor in plan.dropped)
+    return {
+        "schema_version": 1,
+        "kind": "manifest",
+        "tool": f"minivllm {__version__}",
+        "mapping": MAPPING,
+        "style": list(plan.style),
+        "argv": list(argv),
+        "dtype": plan.options.dtype,
+        "options": plan.options.to_json(),
+        "fingerprint": word,
+        "source": sources,
+        "counts": {
+            "read": plan.num_used,
+            "written": len(plan.targets),
+            "operations": dict(operations),
+        },
+        "dropped": [{"rule": rule, "tensors": count} for rule, count in dropped.items()],
+        "casts": [asdict(cast) for cast in casts],
+        "files": [
+            {"name": file.name, "sha256": sha256_of(file)} for file in plan.source.side_files
+        ],
+        "shards": [
+            {
+                "name": shard.name,
+                "bytes": shard.num_bytes,
+                "sha256": shard.sha256,
+                "verified": verified,
+            }
+            for shard in shards
+        ],
+    }
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a finished conversion.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    file = directory / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(
+            f"{directory} has no {MANIFEST}",
+            why="only what convert-weights has written can be checked against its source",
+        )
+    manifest = read_json_object(file)
+    if manifest.get("kind") != "manifest" or not isinstance(manifest.get("shards"), list):
+        raise CheckpointError(f"{file} is not a manifest of convert-weights")
+    return manifest
+
+
+def manifest_options(manifest: Mapping[str, Any]) -> ConvertOptions:
+    """The options that a conversion was made with."""
+    given = dict(manifest["options"])
+    given["renames"] = tuple((source, target) for source, target in given["renames"])
+    for key in ("allow_unmatched", "allow_missing"):
+        given[key] = tuple(given[key])
+    return ConvertOptions(**given)

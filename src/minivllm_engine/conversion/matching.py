@@ -1,0 +1,171 @@
+"""Every source tensor matched with its rule, and every target with its sources: the coverage rule."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from minivllm_engine.checkpoint_index import HEAD
+from minivllm_engine.checkpoint_names import bare_name
+from minivllm_engine.checkpoint_rules import CANONICAL, FOREIGN, PROTECTED, TensorRule
+from minivllm_engine.conversion.layouts import Layouts
+from minivllm_engine.conversion.naming import NamedTensor, matches
+from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.plan import Dropped, Piece, Problem
+from minivllm_engine.conversion.problems import grouped, pattern_of
+from minivllm_engine.conversion.styles import find_rule
+
+_KNOWN_NAMES = [
+    f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor for rule in (*CANONICAL, *FOREIGN)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A source tensor, the rule that knows it, and what becomes of it."""
+
+    tensor: NamedTensor
+    rule: TensorRule
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """All source tensors: matched, dropped, or a problem. Targets without a source are problems too."""
+
+    matches: tuple[Match, ...]
+    dropped: tuple[Dropped, ...]
+    problems: tuple[Problem, ...]
+
+
+def match_tensors(
+    tensors: list[NamedTensor], layouts: Layouts, options: ConvertOptions, *, tied: bool
+) -> Matching:
+    """Apply the rules to every tensor.
+
+    Args:
+        tied: the head is the embedding; one in the source is dropped.
+    """
+    found: list[Match] = []
+    dropped: list[Dropped] = []
+    unmatched: list[tuple[str, str]] = []
+    misshapen: list[tuple[str, str]] = []
+    wrong_layers = _layer_problems(tensors, layouts)
+    for tensor in tensors:
+        entry, layer = tensor.entry, tensor.bare.layer
+        rule = find_rule(tensor, layouts.styles)
+        if tensor.dropped or (tied and rule and rule.blocks == ("head",)):
+            dropped.append(Dropped(entry.name, tensor.dropped or "tied-head", entry.num_bytes))
+            continue
+        shape = layouts.source_shape(rule, layer) if rule else None
+        if rule is None or shape is None:
+            if matches(entry.name, options.allow_unmatched):
+                dropped.append(Dropped(entry.name, "allow-unmatched", entry.num_bytes))
+            elif rule is None or layer not in wrong_layers:
+                unmatched.append((entry.name, _why_unmatched(rule, layer, layouts)))
+            continue
+        if entry.shape != shape:
+            misshapen.append(
+                (entry.name, f"is {list(entry.shape)}, config.json asks for {list(shape)}")
+            )
+        found.append(Match(tensor, rule, tuple(layouts.pieces(rule, entry.name, layer))))
+    problems = [*wrong_layers.values()]
+    problems += grouped(
+        "unmatched",
+        unmatched,
+        nearest_in=_KNOWN_NAMES,
+        look_up=lambda name: pattern_of(str(bare_name(name))),
+    )
+    problems += grouped("wrong_shape", misshapen)
+    problems += _uncovered(found, layouts, options, tied, set(wrong_layers), unmatched)
+    return Matching(tuple(found), tuple(dropped), tuple(problems))
+
+
+def is_protected(rule: TensorRule) -> bool:
+    return any(block in PROTECTED for block in rule.blocks)
+
+
+def _why_unmatched(rule: TensorRule | None, layer: int | None, layouts: Layouts) -> str:
+    if rule is None:
+        return ""
+    if layer is not None and layer >= layouts.config.num_hidden_layers:
+        return f"config.json has {layouts.config.num_hidden_layers} layers"
+    return "config.json has no such part"
+
+
+def _layer_problems(tensors: list[NamedTensor], layouts: Layouts) -> dict[int | None, Problem]:
+    """Layers that hold the other kind of mixer than config.json says."""
+    kinds: defaultdict[int, set[str]] = defaultdict(set)
+    for tensor in tensors:
+        rule = None if tensor.dropped else find_rule(tensor, layouts.styles)
+        if rule and tensor.bare.layer is not None:
+            kinds[tensor.bare.layer] |= {block.split(".")[0] for block in rule.blocks}
+    problems: dict[int | None, Problem] = {}
+    for layer in range(layouts.config.num_hidden_layers):
+        held = sorted(kinds[layer] & {"linear", "attention"})
+        wanted = "attention" if layouts.config.is_attention(layer) else "linear"
+        if held and held != [wanted]:
+            words = " and ".join(_KIND_WORDS[kind] for kind in held)
+            problems[layer] = Problem(
+                "layers",
+                f"model.layers.{layer}",
+                detail=f"holds {words}, config.json says {_KIND_WORDS[wanted]}",
+            )
+    return problems
+
+
+_KIND_WORDS = {"linear": "linear_attention", "attention": "full_attention"}
+
+
+def _uncovered(
+    found: list[Match],
+    layouts: Layouts,
+    options: ConvertOptions,
+    tied: bool,
+    wrong_layers: set[int | None],
+    unmatched: list[tuple[str, str]],
+) -> list[Problem]:
+    """Targets that no source gives, or not wholly, or that two give."""
+    pieces: defaultdict[str, list[Piece]] = defaultdict(list)
+    for match in found:
+        for piece in match.pieces:
+            pieces[piece.target].append(piece)
+    missing: list[tuple[str, str]] = []
+    twice: list[tuple[str, str]] = []
+    skipped = tuple(f"model.layers.{layer}." for layer in wrong_layers)
+    for name, shape in layouts.expected.items():
+        if (tied and name == HEAD) or name.startswith(skipped or "\0"):
+            continue
+        holes, overlaps = _gaps(pieces[name], shape[0])
+        if overlaps:
+            twice.append((name, f"given by {' and by '.join(overlaps)}"))
+        elif holes and (pieces[name] or not matches(name, options.allow_missing)):
+            detail = "" if not pieces[name] else f"rows {_spans(holes)} have no source"
+            missing.append((name, detail or _why_missing(name)))
+    strays = [pattern_of(bare_name(name).canonical) for name, _ in unmatched]
+    return [*grouped("two_sources", twice), *grouped("missing", missing, nearest_in=strays)]
+
+
+def _why_missing(name: str) -> str:
+    if name == HEAD:
+        return 'if the head is the embedding, config.json must say "tie_word_embeddings": true'
+    return ""
+
+
+def _gaps(pieces: list[Piece], rows: int) -> tuple[list[tuple[int, int]], list[str]]:
+    """Rows of a target that no piece gives, and the sources of which two give the same row."""
+    runs = sorted((run, piece.source) for piece in pieces for run in piece.target_rows.runs())
+    holes: list[tuple[int, int]] = []
+    end, last = 0, ""
+    for (start, stop), source in runs:
+        if start < end:
+            return [], [last, source]
+        if start > end:
+            holes.append((end, start))
+        end, last = stop, source
+    if end < rows:
+        holes.append((end, rows))
+    return holes, []
+
+
+def _spans(holes: list[tuple[int, int]]) -> str:
+    shown = ", ".join(f"{start}:{stop}" for start, stop in holes[:3])
+    return shown + (f" and {len(holes) - 3} more" if len(holes) > 3 else "")

@@ -1,0 +1,100 @@
+"""The names of a source's tensors, followed through wrappers, roots, renames and run-time names."""
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from minivllm_engine.checkpoint_names import (
+    BareName,
+    skip_rule,
+    split_layer,
+    without_roots,
+    without_wrappers,
+)
+from minivllm_engine.safetensors_header import TensorEntry
+
+# A mixer that holds one of these is a Gated DeltaNet.
+_LINEAR_PARTS = re.compile(r"mixer\.(in_proj\w*|A_log|conv1d)(\..+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A source tensor and its name, step by step.
+
+    Attributes:
+        bare: the last name, without wrappers and roots.
+        steps: (rule, name after it) of every rule that changed something.
+        dropped: the rule that leaves it out, or None.
+        renamed_by: pattern of the rename that matched, or None.
+    """
+
+    entry: TensorEntry
+    bare: BareName
+    steps: tuple[tuple[str, str], ...]
+    dropped: str | None
+    renamed_by: str | None = None
+
+
+def name_tensors(
+    entries: Iterable[TensorEntry], renames: tuple[tuple[str, str | None], ...]
+) -> list[NamedTensor]:
+    """Follow every name. `renames`: see `ConvertOptions.renames`."""
+    patterns = [(source, re.compile(_as_regex(source)), target) for source, target in renames]
+    return _without_mixers([_named(entry, patterns) for entry in entries])
+
+
+def matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def _named(
+    entry: TensorEntry, renames: list[tuple[str, re.Pattern[str], str | None]]
+) -> NamedTensor:
+    steps: list[tuple[str, str]] = []
+    name = entry.name
+    for rule, change in (("wrapper", without_wrappers), ("root", without_roots)):
+        changed = change(name)
+        if changed != name:
+            steps.append((rule, changed))
+            name = changed
+    renamed_by = None
+    for source, pattern, target in renames:
+        match = pattern.fullmatch(name)
+        if match is None:
+            continue
+        if target is None:
+            return NamedTensor(entry, split_layer(name), tuple(steps), "rename", source)
+        parts = iter(match.groups())
+        name = re.sub(r"\*", lambda _, parts=parts: next(parts), target)  # type: ignore[misc]
+        steps.append(("rename", name))
+        renamed_by = source
+        break
+    bare = split_layer(name)
+    return NamedTensor(entry, bare, tuple(steps), skip_rule(bare), renamed_by)
+
+
+def _as_regex(pattern: str) -> str:
+    return re.escape(pattern).replace(r"\*", r"([^.]+)")
+
+
+def _without_mixers(named: list[NamedTensor]) -> list[NamedTensor]:
+    """Run-time names: whether a layer's `mixer` is a DeltaNet or attention shows from what it holds."""
+    parts: defaultdict[int | None, set[str]] = defaultdict(set)
+    for tensor in named:
+        if tensor.bare.tensor.startswith("mixer."):
+            parts[tensor.bare.layer].add(tensor.bare.tensor)
+    kinds = {
+        layer: "linear_attn" if any(map(_LINEAR_PARTS.fullmatch, names)) else "self_attn"
+        for layer, names in parts.items()
+    }
+
+    def resolved(tensor: NamedTensor) -> NamedTensor:
+        if tensor.bare.layer is None or not tensor.bare.tensor.startswith("mixer."):
+            return tensor
+        name = kinds[tensor.bare.layer] + tensor.bare.tensor.removeprefix("mixer")
+        bare = BareName(tensor.bare.layer, name)
+        return replace(tensor, bare=bare, steps=(*tensor.steps, ("mixer", str(bare))))
+
+    return [resolved(tensor) for tensor in named]

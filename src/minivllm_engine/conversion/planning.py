@@ -1,0 +1,205 @@
+"""From a source to a plan."""
+
+import shutil
+from pathlib import Path
+
+from minivllm_engine.checkpoint_index import EMBEDDING, HEAD
+from minivllm_engine.conversion.config_content import adapt_config, target_config
+from minivllm_engine.conversion.destination import MANIFEST
+from minivllm_engine.conversion.layouts import Layouts
+from minivllm_engine.conversion.matching import Match, match_tensors
+from minivllm_engine.conversion.naming import NamedTensor, matches, name_tensors
+from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.plan import Needs, Plan, Shard, TargetTensor
+from minivllm_engine.conversion.source import Source
+from minivllm_engine.conversion.styles import FUSED_DELTANET, recognise
+from minivllm_engine.conversion.table import table_rows
+from minivllm_engine.conversion.targets import (
+    SHORT_DTYPES,
+    main_dtype,
+    split_shards,
+    target_tensors,
+)
+from minivllm_engine.errors import CheckpointError
+from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.safetensors_header import TensorEntry
+
+# What Python, torch and the buffers of a conversion take beside the tensors at hand: measured 250 MiB.
+_BASE_MEMORY = 320 << 20
+# Shard headers, config, manifest and index, per tensor; generous.
+_HEADER_BYTES = 1024
+
+
+def plan_conversion(
+    source: Source, options: ConvertOptions | None = None, *, dst: str | Path | None = None
+) -> Plan:
+    """Decide from headers alone what becomes of every tensor. Loads no torch, writes nothing.
+
+    A plan with problems is returned, not raised: it is there to be shown. Where a head may be a copy of
+    the embedding, the plan takes it for one; `convert` compares them and plans again if they differ.
+
+    Args:
+        dst: only for the free space there, in `Plan.needs`.
+
+    Raises:
+        CheckpointError: a config of another family or one that contradicts itself, or nothing
+            but parts that are left out.
+    """
+    return _plan(source, options or ConvertOptions(), dst, head_differs=False)
+
+
+def plan_with_own_head(plan: Plan, dst: str | Path) -> Plan:
+    """The same plan for a head that turned out not to be the embedding."""
+    return _plan(plan.source, plan.options, dst, head_differs=True)
+
+
+def heads_in_question(plan: Plan) -> list[tuple[TensorEntry, TensorEntry]]:
+    """Each head that is dropped as a copy, with the embedding that it has to equal."""
+    entries = {entry.name: entry for entry in plan.source.tensors}
+    embedding = next((p.source for p in plan.pieces if p.target == EMBEDDING), None)
+    if embedding is None:
+        return []
+    heads = [tensor.source for tensor in plan.dropped if tensor.rule == "tied-head"]
+    return [(entries[head], entries[embedding]) for head in heads]
+
+
+def _plan(
+    source: Source, options: ConvertOptions, dst: str | Path | None, *, head_differs: bool
+) -> Plan:
+    _check_layout_options(source, options)
+    named = name_tensors(source.tensors, options.renames)
+    text = [tensor for tensor in named if not tensor.dropped]
+    if not text:
+        raise CheckpointError(
+            f"{source.path} holds no text tensor",
+            why=f"all of its {len(named)} tensors belong to parts that are left out",
+        )
+    styles = recognise(text, source.config, options)
+    adapted = adapt_config(source.config, str(source.config_file), styles.active)
+    config = ModelConfig.from_dict(adapted, source=str(source.config_file))
+    layouts = Layouts.of(config, styles.active)
+    tied = config.tie_word_embeddings and not head_differs
+    matching = match_tensors(named, layouts, options, tied=tied)
+    targets = target_tensors(matching.matches, layouts, options)
+    shards = split_shards(targets, options.max_shard_bytes)
+    used = sum(match.tensor.entry.num_bytes for match in matching.matches)
+    return Plan(
+        source=source,
+        options=options,
+        style=tuple(sorted(styles.active | _prefix_style(named))),
+        rows=table_rows(matching.matches, matching.dropped, targets),
+        problems=(*styles.problems, *matching.problems),
+        pieces=tuple(piece for match in matching.matches for piece in match.pieces),
+        targets=targets,
+        dropped=matching.dropped,
+        shards=shards,
+        config=target_config(
+            adapted, config, str(source.config_file), tied=tied, dtype=main_dtype(targets)
+        ),
+        notes=(
+            *source.notes,
+            *styles.notes,
+            *_notes(source, head_differs),
+            *_unused(named, options, layouts),
+        ),
+        bytes_in=used,
+        bytes_out=sum(target.num_bytes for target in targets),
+        needs=_needs(source, matching.matches, targets, shards, dst),
+    )
+
+
+def free_space(path: Path) -> int:
+    """Bytes free where `path` is, or will be."""
+    path = path.expanduser().absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _prefix_style(named: list[NamedTensor]) -> set[str]:
+    return {"multimodal"} if any(tensor.dropped == "text-only" for tensor in named) else {"text"}
+
+
+def _check_layout_options(source: Source, options: ConvertOptions) -> None:
+    """A source that was converted before says so, and its rows are not taken apart a second time."""
+    manifest = source.directory / MANIFEST
+    if options.q_gate_layout == "halves" and manifest.is_file():
+        raise CheckpointError(
+            f"{source.directory} was written by convert-weights: its q_proj is per-head already",
+            why=f"{manifest.name} is there, and q_gate_layout is 'halves'",
+            hint="Leave the layout out.",
+        )
+
+
+def _unused(named: list[NamedTensor], options: ConvertOptions, layouts: Layouts) -> list[str]:
+    """Options that decided nothing: often a slip of the pen."""
+    names = {tensor.bare.tensor for tensor in named if not tensor.dropped}
+    notes = []
+    if options.qkvz_layout and not names & FUSED_DELTANET:
+        notes.append(
+            "qkvz_layout decides nothing here: no tensor is called in_proj_qkvz or in_proj_ba"
+        )
+    if options.q_gate_layout and not any("q_proj" in name or "qkv_proj" in name for name in names):
+        notes.append("q_gate_layout decides nothing here: no layer has attention")
+    for source, target in options.renames:
+        if not any(tensor.renamed_by == source for tensor in named):
+            notes.append(f"the rename {source!r} -> {target!r} matches no tensor")
+    held, wanted = [tensor.entry.name for tensor in named], list(layouts.expected)
+    for word, globs, among in (
+        ("allow_unmatched", options.allow_unmatched, held),
+        ("allow_missing", options.allow_missing, wanted),
+    ):
+        notes += [
+            f"{word} {glob!r} matches no tensor"
+            for glob in globs
+            if not any(matches(name, [glob]) for name in among)
+        ]
+    return notes
+
+
+def _notes(source: Source, head_differs: bool) -> list[str]:
+    notes = []
+    if head_differs:
+        notes.append(
+            f"{HEAD} differs from the embedding although {source.config_file} says "
+            "tie_word_embeddings: both are kept, and the target is untied"
+        )
+    if not any(file.name == "tokenizer.json" for file in source.side_files):
+        notes.append(
+            f"{source.directory} has no tokenizer.json: copy the model's into the target to run it"
+        )
+    return notes
+
+
+def _needs(
+    source: Source,
+    found: tuple[Match, ...],
+    targets: tuple[TargetTensor, ...],
+    shards: tuple[Shard, ...],
+    dst: str | Path | None,
+) -> Needs:
+    side = sum(file.stat().st_size for file in source.side_files)
+    out = sum(shard.num_bytes for shard in shards) + len(targets) * _HEADER_BYTES + side
+    largest_shard = max((shard.num_bytes for shard in shards), default=0)
+    return Needs(
+        disk=out + largest_shard,
+        disk_free=None if dst is None else free_space(Path(dst)),
+        ram=_BASE_MEMORY + _tensor_memory(found, targets),
+    )
+
+
+def _tensor_memory(found: tuple[Match, ...], targets: tuple[TargetTensor, ...]) -> int:
+    """The most that is held at a time: one target, and beside it one source that it is made of, unless
+    that is the target as it stands."""
+    by_name = {target.name: target for target in targets}
+    most = 0
+    for match in found:
+        entry = match.tensor.entry
+        for piece in match.pieces:
+            target = by_name[piece.target]
+            stands = len(match.pieces) == 1 and (SHORT_DTYPES[entry.dtype], entry.num_bytes) == (
+                target.dtype,
+                target.num_bytes,
+            )
+            most = max(most, target.num_bytes + (0 if stands else entry.num_bytes))
+    return most

@@ -1,0 +1,101 @@
+"""Problems told once for all layers that share them, with the names that may have been meant."""
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from minivllm_engine.conversion.plan import Plan, Problem, ProblemKind
+from minivllm_engine.errors import ConversionError
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def pattern_of(name: str) -> str:
+    """`name` with `*` for its numbers."""
+    return _NUMBER.sub("*", f".{name}.")[1:-1]
+
+
+def grouped(
+    kind: ProblemKind,
+    named: Iterable[tuple[str, str]],
+    *,
+    nearest_in: Sequence[str] = (),
+    look_up: Callable[[str], str] = pattern_of,
+) -> list[Problem]:
+    """One problem for all names of one pattern and one detail.
+
+    Args:
+        named: (name, detail) of each tensor.
+        nearest_in: names, with `*` for numbers, among which nearest ones are looked for.
+        look_up: what of a name is compared with them.
+    """
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, detail in named:
+        groups[pattern_of(name), detail].append(name)
+    return [
+        Problem(
+            kind,
+            _filled(pattern, names),
+            len(names),
+            detail,
+            nearest(look_up(names[0]), nearest_in),
+        )
+        for (pattern, detail), names in groups.items()
+    ]
+
+
+def nearest(pattern: str, others: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Up to 2 of `others` within a fifth of `pattern`'s length, nearest first, with the edits between."""
+    close = difflib.get_close_matches(pattern, sorted(set(others) - {pattern}), n=5, cutoff=0.75)
+    ranked = sorted((edits(pattern, other), other) for other in close)
+    limit = max(2, len(pattern) // 5)
+    return tuple((other, distance) for distance, other in ranked[:2] if distance <= limit)
+
+
+def edits(first: str, second: str) -> int:
+    """Levenshtein's distance: single characters added, removed or replaced."""
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, 1):
+        diagonal, row[0] = row[0], i
+        for j, b in enumerate(second, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
+    return row[-1]
+
+
+def _filled(pattern: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    numbers = [_NUMBER.search(f".{name}.") for name in names]
+    if pattern.count("*") != 1:
+        return pattern
+    return pattern.replace("*", "{" + _ranges([int(match[0]) for match in numbers if match]) + "}")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """3,4,5,8 as "3-5,8"."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(
+        ",".join(map(str, part)) if len(part) < 3 else f"{part[0]}-{part[-1]}" for part in parts
+    )
+
+
+def not_covered(plan: Plan) -> ConversionError:
+    """The error for a plan with problems: their number by kind, and the first of them."""
+    counts: dict[str, int] = {}
+    for problem in plan.problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
+    first = plan.problems[0]
+    return ConversionError(
+        ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items())
+        + "; nothing written",
+        why=f"{first.kind.replace('_', ' ')}: {first.name}"
+        + (f": {first.detail}" if first.detail else ""),
+        hint=f"Nearest: {first.nearest[0][0]}" if first.nearest else None,
+        code="not_covered",
+    )

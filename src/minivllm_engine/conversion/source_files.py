@@ -1,0 +1,201 @@
+"""Which files of a source hold the weights, and which go along with them. No file of weights is opened."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from minivllm_engine.errors import CheckpointError
+from minivllm_engine.safetensors_header import LFS_POINTER, git_lfs_pointer
+from minivllm_engine.shard_index import ShardIndex, read_shard_index
+
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_SINGLE, _SHARDED = "model.safetensors", "model.safetensors.index.json"
+_SHARDED_TORCH = "pytorch_model.bin.index.json"
+_TORCH_FIRST = ("model.pt", "pytorch_model.bin", "model.pth", "model.bin")
+
+# Files that belong to a model and are no weights, and are carried over as they are.
+SIDE_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+LICENCES = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
+
+Format = Literal["safetensors", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The files of weights of one checkpoint.
+
+    Attributes:
+        index: what says which tensor lies where, if the weights were found by it.
+        notes: files that were passed over, as sentences.
+    """
+
+    format: Format
+    files: tuple[Path, ...]
+    index: ShardIndex | None
+    notes: tuple[str, ...]
+
+
+def find_weights(path: Path) -> WeightFiles:
+    """The weights of `path`, a directory or one file.
+
+    Raises:
+        CheckpointError: there are none, several checkpoints lie there, or they are of a kind that is
+            not converted.
+    """
+    try:
+        os.stat(path)
+        names = sorted(os.listdir(path)) if path.is_dir() else None
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist",
+            hint="Nothing is downloaded: give the path of a checkpoint on this machine.",
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read", why=_reason(error)) from None
+    if names is None:
+        return WeightFiles(_format_of(path), (path,), None, ())
+    return _in_directory(path, names)
+
+
+def side_files(directory: Path) -> tuple[Path, ...]:
+    """Tokenizer, chat template, generation config and licence files, as far as they are there.
+
+    Raises:
+        CheckpointError: one of them is a link that leads nowhere or in a circle, or a Git LFS pointer.
+    """
+    names = sorted(os.listdir(directory))
+    found = [name for name in names if name in SIDE_FILES or is_licence(name)]
+    for name in found:
+        check_readable(directory / name)
+        with (directory / name).open("rb") as stream:
+            if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise git_lfs_pointer(directory / name)
+    return tuple(directory / name for name in found)
+
+
+def is_licence(name: str) -> bool:
+    return name.split(".")[0].split("-")[0].upper() in LICENCES
+
+
+def check_readable(file: Path) -> None:
+    """
+    Raises:
+        CheckpointError: `file` is not there, is a link that leads nowhere or in a circle, or is no file.
+    """
+    try:
+        os.stat(file)
+        if not file.is_file():
+            raise CheckpointError(f"{file} is not a regular file")
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read", why=_reason(error)) from None
+
+
+def _reason(error: OSError) -> str:
+    where = Path(error.filename) if error.filename else None
+    if where is not None and where.is_symlink():
+        return f"{error.strerror}: it is a link to {os.readlink(where)}"
+    return str(error.strerror)
+
+
+def _format_of(file: Path) -> Format:
+    if file.suffix == ".safetensors":
+        return "safetensors"
+    if file.suffix in _TORCH_SUFFIXES:
+        return "torch"
+    if file.suffix == ".gguf":
+        raise _gguf(file)
+    raise CheckpointError(
+        f"{file} is no file of weights",
+        why=f"known are .safetensors, {', '.join(_TORCH_SUFFIXES)}",
+        hint="Give the directory that holds the checkpoint, or its file of weights.",
+    )
+
+
+def _gguf(file: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{file} is a GGUF file",
+        why="its weights are quantised and renamed",
+        hint="Convert the Hugging Face checkpoint that it was made from.",
+    )
+
+
+def _in_directory(path: Path, names: list[str]) -> WeightFiles:
+    if "adapter_config.json" in names and "config.json" not in names:
+        raise CheckpointError(
+            f"{path} holds a LoRA adapter, not a model",
+            hint="Merge it first, with PEFT: model.merge_and_unload().save_pretrained(DIR).",
+        )
+    safetensors = [name for name in names if name.endswith(".safetensors")]
+    if safetensors:
+        return _safetensors(path, names, safetensors)
+    torch_files = [name for name in names if _is_torch_weights(name)]
+    if torch_files:
+        return _torch(path, names, torch_files)
+    gguf = [name for name in names if name.endswith(".gguf")]
+    if gguf:
+        raise _gguf(path / gguf[0])
+    counts = Counter(Path(name).suffix or name for name in names).most_common(4)
+    found = ", ".join(f"{count} *{kind}" for kind, count in counts)
+    raise CheckpointError(
+        f"{path} has no weights (found: {found or 'nothing'})",
+        hint="A source holds *.safetensors, or model.pt, or pytorch_model.bin.",
+    )
+
+
+def _is_torch_weights(name: str) -> bool:
+    # MiniQwen's exports keep a pickled config beside the weights, trainers their optimizer and arguments.
+    stem = name.split(".")[0]
+    return name.endswith(_TORCH_SUFFIXES) and not (
+        stem.endswith("config") or stem in ("training_args", "optimizer", "scheduler", "scaler")
+    )
+
+
+def _safetensors(path: Path, names: list[str], found: list[str]) -> WeightFiles:
+    passed_over = [name for name in names if _is_torch_weights(name)]
+    notes = [_passed_over(path, passed_over, "the safetensors are read")] if passed_over else []
+    if _SINGLE in found:
+        others = [name for name in found if name != _SINGLE]
+        if others:
+            notes.append(_passed_over(path, others, f"{_SINGLE} is read"))
+        return WeightFiles("safetensors", (path / _SINGLE,), None, tuple(notes))
+    if _SHARDED in names:
+        index = read_shard_index(path / _SHARDED)
+        others = [name for name in found if path / name not in index.shards]
+        if others:
+            notes.append(_passed_over(path, others, f"{_SHARDED} does not name them"))
+        return WeightFiles("safetensors", index.shards, index, tuple(notes))
+    return WeightFiles("safetensors", tuple(path / name for name in found), None, tuple(notes))
+
+
+def _torch(path: Path, names: list[str], found: list[str]) -> WeightFiles:
+    if _SHARDED_TORCH in names:
+        index = read_shard_index(path / _SHARDED_TORCH)
+        return WeightFiles("torch", index.shards, index, ())
+    first = next((name for name in _TORCH_FIRST if name in found), None)
+    if first is None and len(found) > 1:
+        raise CheckpointError(
+            f"{path} holds {len(found)} checkpoints",
+            why=", ".join(found[:6]) + (" ..." if len(found) > 6 else ""),
+            hint=f"Give one of them as the source: {path / found[-1]}",
+        )
+    chosen = first or found[0]
+    others = [name for name in found if name != chosen]
+    notes = (_passed_over(path, others, f"{chosen} is read"),) if others else ()
+    return WeightFiles("torch", (path / chosen,), None, notes)
+
+
+def _passed_over(path: Path, names: list[str], reason: str) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{path}: {', '.join(names[:3])}{more} passed over: {reason}"

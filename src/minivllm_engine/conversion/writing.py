@@ -1,0 +1,109 @@
+"""The shards of a plan, written one after the other."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from minivllm_engine.conversion.assembling import as_target, assemble, view_rows
+from minivllm_engine.conversion.manifest import FinishedShard
+from minivllm_engine.conversion.plan import Piece, Plan, Shard, TargetTensor
+from minivllm_engine.conversion.problems import pattern_of
+from minivllm_engine.conversion.progress import Counter
+from minivllm_engine.conversion.reading import TORCH_DTYPES, TensorReader
+from minivllm_engine.conversion.report import Cast
+from minivllm_engine.conversion.shard_file import write_shard
+from minivllm_engine.conversion.targets import LONG_DTYPES, SHORT_DTYPES
+from minivllm_engine.conversion.values import count_non_finite, is_lossy, max_relative_error
+from minivllm_engine.errors import ConversionError
+
+_SHOWN = 8
+
+
+class ShardWriter:
+    """Writes the shards of one plan. Keeps the last source tensor, as fused ones are used twice."""
+
+    def __init__(self, plan: Plan, reader: TensorReader) -> None:
+        self._plan = plan
+        self._reader = reader
+        self._entries = {entry.name: entry for entry in plan.source.tensors}
+        self._targets = {target.name: target for target in plan.targets}
+        self._pieces: defaultdict[str, list[Piece]] = defaultdict(list)
+        for piece in plan.pieces:
+            self._pieces[piece.target].append(piece)
+        self._last: tuple[str, torch.Tensor] | None = None
+
+    def write(self, shard: Shard, directory: Path, counter: Counter) -> FinishedShard:
+        """
+        Raises:
+            ConversionError: "non_finite", naming every tensor of the source with such values.
+            OSError: the disk is full, and all else that writing can meet.
+        """
+        targets = [self._targets[name] for name in shard.tensors]
+        casts: dict[tuple[str, str, str], Cast] = {}
+        tensors = self._tensors(targets, casts)
+        size, sha256 = write_shard(directory / shard.name, targets, tensors, counter.advance)
+        return FinishedShard(shard.name, size, sha256, tuple(casts.values()))
+
+    def _tensors(
+        self,
+        targets: list[TargetTensor],
+        casts: dict[tuple[str, str, str], Cast],
+    ) -> Iterator[torch.Tensor]:
+        for target in targets:
+            tensor = self._assemble(target)
+            if count_non_finite(tensor):
+                del tensor
+                raise self._non_finite()
+            self._note_casts(target, tensor, casts)
+            yield tensor
+
+    def _assemble(self, target: TargetTensor) -> torch.Tensor:
+        dtype = TORCH_DTYPES[LONG_DTYPES[target.dtype]]
+        return assemble(target.shape, dtype, self._pieces[target.name], self._read)
+
+    def _read(self, name: str) -> torch.Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = None  # before the next is read: one at a time
+            self._last = name, self._reader.read(self._entries[name])
+        return self._last[1]
+
+    def _note_casts(
+        self, target: TargetTensor, tensor: torch.Tensor, casts: dict[tuple[str, str, str], Cast]
+    ) -> None:
+        for piece in self._pieces[target.name]:
+            entry = self._entries[piece.source]
+            if not is_lossy(TORCH_DTYPES[entry.dtype], tensor.dtype):
+                continue
+            exact = as_target(piece, self._read(piece.source))
+            stored = view_rows(tensor, piece.target_rows)
+            error = max_relative_error(exact.reshape(stored.shape), stored)
+            before = SHORT_DTYPES[entry.dtype]
+            key = (pattern_of(target.name), before, target.dtype)
+            if key not in casts or error > casts[key].max_relative_error:
+                casts[key] = Cast(*key, error, target.name)
+
+    def _non_finite(self) -> ConversionError:
+        """Read all that is to be written, and name every tensor that is not finite."""
+        found = []
+        for target in self._plan.targets:
+            tensor = self._assemble(target)
+            count = count_non_finite(tensor)
+            if count:
+                found.append(self._describe(target, count))
+        more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        return ConversionError(
+            f"{len(found)} tensors hold values that are not finite; nothing is published",
+            why="\n".join(found[:_SHOWN]) + more,
+            hint="Convert a checkpoint whose training had not failed, or with --dtype keep or fp32.",
+            code="non_finite",
+        )
+
+    def _describe(self, target: TargetTensor, count: int) -> str:
+        for piece in self._pieces[target.name]:
+            held = count_non_finite(self._read(piece.source))
+            if held:
+                return f"{piece.source} ({held} values)"
+        names = ", ".join(dict.fromkeys(piece.source for piece in self._pieces[target.name]))
+        return f"{names} ({count} values, only once cast to {target.dtype})"
