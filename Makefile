@@ -1,5 +1,6 @@
 # Needs Python 3.11 to 3.13 and make; everything else is set up in .venv by the first target that needs it.
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -9,11 +10,11 @@ demo: $(READY)
 	$(BIN)/minivllm generate demo --input examples/prompts.jsonl
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The whole invariance matrix, of which `test` runs a sample: an hour or so.
 matrix: $(READY)
-	$(BIN)/python -m pytest tests/equivalence -m matrix
+	$(BIN)/python -m pytest -n $(JOBS) tests/equivalence -m matrix
 
 check: lint types test
 
