@@ -1,0 +1,69 @@
+"""Comparisons of kernels with the reference operations, on any device.
+
+Each check draws its own inputs in the given dtype, runs the reference on the CPU and the kernel on `device`,
+over memory that is NaN wherever nothing is to be read, and raises AssertionError where they differ. CI runs
+them small in Triton's interpreter, `make test-gpu` larger on the card.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from minivllm_engine.ops.triton_target import INTERPRETED
+
+NAN = float("nan")
+
+
+class Tolerance(NamedTuple):
+    rtol: float
+    atol: float
+
+
+# One rounding of the output, a little more where sums are taken in another order.
+TOLERANCES = {
+    torch.float32: Tolerance(1e-5, 1e-5),
+    torch.float16: Tolerance(2e-3, 1e-3),
+    torch.bfloat16: Tolerance(1.6e-2, 4e-3),
+}
+
+
+def rounds_as_torch(dtype: torch.dtype) -> bool:
+    """The interpreter cuts fp32 off to get bf16, where torch and the card round."""
+    return not (INTERPRETED and dtype == torch.bfloat16)
+
+
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, what: str, via: torch.dtype | None = None
+) -> None:
+    """Of one dtype, which decides how close; or `via` does, a coarser one of the inputs."""
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype} instead of {expected.dtype}"
+    rtol, atol = TOLERANCES[via or expected.dtype]
+    torch.testing.assert_close(
+        actual.cpu(), expected, rtol=rtol, atol=atol, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal, NaN included."""
+    as_bytes = (x.cpu().contiguous().view(torch.uint8) for x in (actual, expected))
+    return torch.equal(*as_bytes)
+
+
+def random_rows(num_rows: int, *widths: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Normal numbers, as parts of wider rows: between them and around them is NaN."""
+    rows = torch.full((num_rows, sum(widths) + 8 * (len(widths) + 1)), NAN, dtype=dtype)
+    parts, at = [], 8
+    for width in widths:
+        part = rows[:, at : at + width]
+        part.copy_(torch.randn(num_rows, width))
+        parts.append(part)
+        at += width + 8
+    return tuple(parts)
+
+
+def on_device(part: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a part of wider rows, which lies there as here: apart, with NaN in between."""
+    base = part._base
+    assert base is not None
+    copied = base.to(device, copy=True)
+    return copied.as_strided(part.shape, part.stride(), part.storage_offset())
