@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -32,7 +33,6 @@ _INTERPRETER = DeviceLimits(shared_memory=99 * 1024, num_processors=4)
 def device_limits(device: torch.device) -> DeviceLimits:
     if device.type == "cpu":
         return _INTERPRETER
-    properties = torch.cuda.get_device_properties(device)
-    return DeviceLimits(
-        properties.shared_memory_per_block_optin, properties.multi_processor_count
-    )
+    # The stubs lack some of its attributes.
+    properties: Any = torch.cuda.get_device_properties(device)
+    return DeviceLimits(properties.shared_memory_per_block_optin, properties.multi_processor_count)

@@ -5,11 +5,19 @@ over memory that is NaN wherever nothing is to be read, and raises AssertionErro
 them small in Triton's interpreter, `make test-gpu` larger on the card.
 """
 
+import os
+from dataclasses import replace
 from typing import NamedTuple
 
+import pytest
 import torch
 
-from minivllm_engine.ops.triton_target import INTERPRETED
+from minivllm_engine.ops.varlen import PackedSequences
+
+pytest.importorskip("triton", reason="Triton is there for Linux only")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="with a card, tests/gpu compares")
 
 NAN = float("nan")
 
@@ -33,13 +41,22 @@ def rounds_as_torch(dtype: torch.dtype) -> bool:
 
 
 def assert_close(
-    actual: torch.Tensor, expected: torch.Tensor, what: str, via: torch.dtype | None = None
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    what: str,
+    *,
+    via: torch.dtype | None = None,
+    size: float = 1,
 ) -> None:
-    """Of one dtype, which decides how close; or `via` does, a coarser one of the inputs."""
+    """Of one dtype, which decides how close.
+
+    via: a coarser dtype that intermediate values were rounded to, and that so decides.
+    size: of intermediate values, where they are larger than the results.
+    """
     assert actual.dtype == expected.dtype, f"{what}: {actual.dtype} instead of {expected.dtype}"
     rtol, atol = TOLERANCES[via or expected.dtype]
     torch.testing.assert_close(
-        actual.cpu(), expected, rtol=rtol, atol=atol, msg=lambda text: f"{what}: {text}"
+        actual.cpu(), expected, rtol=rtol, atol=atol * size, msg=lambda text: f"{what}: {text}"
     )
 
 
@@ -67,3 +84,9 @@ def on_device(part: torch.Tensor, device: torch.device) -> torch.Tensor:
     assert base is not None
     copied = base.to(device, copy=True)
     return copied.as_strided(part.shape, part.stride(), part.storage_offset())
+
+
+def with_padding(sequences: PackedSequences) -> PackedSequences:
+    """With tiles for two more programs, which are to do nothing."""
+    padding = torch.tensor([[-1, 0], [-1, 7]], dtype=torch.int32, device=sequences.tiles.device)
+    return replace(sequences, tiles=torch.cat((sequences.tiles, padding)))

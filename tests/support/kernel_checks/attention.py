@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 
@@ -9,7 +10,7 @@ from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import reference
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.triton import AttentionPlan, paged_attention
-from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits
+from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits, with_padding
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Case:
 
 
 def make_case(shape: KVShape, spans: list[tuple[int, int]], dtype: torch.dtype) -> Case:
-    """spans: (tokens that came before, new tokens) of each sequence, those with one new token first."""
+    """spans: (tokens that came before, new tokens) of each sequence; the first with one are decodes."""
     torch.manual_seed(len(spans) + shape.head_dim)
     rng = random.Random(len(spans))
     size = shape.block_size
@@ -53,17 +54,19 @@ def make_case(shape: KVShape, spans: list[tuple[int, int]], dtype: torch.dtype) 
         block_tables=torch.tensor([[*table, *[sink] * (widest - len(table))] for table in tables]),
         kv_slots=torch.zeros(0),
         logits_rows=torch.zeros(0),
-        num_decodes=lengths.count(1),
+        num_decodes=len(list(takewhile(lambda length: length == 1, lengths))),
     )
-    assert set(lengths[: batch.num_decodes]) <= {1}
     return Case(shape, batch, q, keys, values)
 
 
 def run(case: Case, device: torch.device, splits: int | None = None) -> torch.Tensor:
     on_card = {
-        name: getattr(case.batch, name).to(device) for name in ("positions", "slots", "block_tables")
+        name: getattr(case.batch, name).to(device)
+        for name in ("positions", "slots", "block_tables")
     }
     plan = AttentionPlan.build(replace(case.batch, **on_card), case.shape, case.q.dtype)
+    if plan.prefill is not None:
+        plan = replace(plan, prefill=with_padding(plan.prefill))
     if splits is not None:
         plan = replace(plan, num_splits=splits)
     q = on_device(case.q, device).unflatten(1, (case.shape.num_heads, -1))

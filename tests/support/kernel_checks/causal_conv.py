@@ -1,10 +1,12 @@
 """The kernels of the causal convolution: one step, and packed sequences."""
 
+from dataclasses import replace
+
 import torch
 
 from minivllm_engine.ops.causal_conv import reference
 from minivllm_engine.ops.causal_conv.triton import ConvPlan, causal_conv_prefill, causal_conv_step
-from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits
+from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits, with_padding
 
 
 def check_steps(
@@ -70,6 +72,7 @@ def check_prefill(
     kernel_pool = pool.to(device, copy=True)
     (x,) = random_rows(sum(lengths), num_channels, dtype=dtype)
     plan = ConvPlan.build(slots.to(device), starts, lengths)
+    plan = replace(plan, sequences=with_padding(plan.sequences))
     out = causal_conv_prefill(on_device(x, device), kernel_pool, taps.to(device), plan)
     reference_plan = reference.ConvPlan.build(slots, starts, lengths, num_taps)
     expected = reference.causal_conv_prefill(x, pool, taps.float().unbind(0), reference_plan)

@@ -1,5 +1,6 @@
 """How large the tiles of the attention kernels are, and among how many programs a decode is split."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,9 +8,12 @@ import torch
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.triton_target import DeviceLimits
 
-_MIN_SPLIT = 128
+# A split of a decode's keys is at least so long.
+MIN_SPLIT = 128
 _MAX_SPLITS = 128
 _PROGRAMS_PER_PROCESSOR = 4
+# A matrix product in Triton has at least so many rows and columns.
+_MIN_PRODUCT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ def prefill_tile(shape: KVShape, dtype: torch.dtype, limits: DeviceLimits) -> Pr
     """The largest tile that was found to keep its sums in registers and its keys in shared memory."""
     group = shape.num_heads // shape.num_kv_heads
     if dtype == torch.float32:
-        rows, keys, warps = 32, 32, 4
+        rows, keys, warps = 32, 16, 8
     elif shape.head_dim > 128:
         rows, keys, warps = (128, 64, 8) if limits.shared_memory > 200 * 1024 else (64, 32, 4)
     else:
@@ -48,8 +52,18 @@ def num_splits(num_seqs: int, num_kv_heads: int, longest: int, limits: DeviceLim
     Enough to keep the card busy, and so few that each has at least 128 keys of the longest context.
     """
     wanted = -(-_PROGRAMS_PER_PROCESSOR * limits.num_processors // (num_seqs * num_kv_heads))
-    useful = -(-longest // _MIN_SPLIT)
+    useful = -(-longest // MIN_SPLIT)
     splits = 1
     while splits < min(wanted, useful, _MAX_SPLITS):
         splits *= 2
     return splits
+
+
+def padded_size(size: int) -> int:
+    """Rows or columns of a matrix product that has at least `size`: a power of two."""
+    return max(_MIN_PRODUCT, 1 << (size - 1).bit_length())
+
+
+def softmax_scale(head_dim: int) -> float:
+    """What makes of a product of query and key a power of two in the softmax."""
+    return math.log2(math.e) / math.sqrt(head_dim)

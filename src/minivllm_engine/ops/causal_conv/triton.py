@@ -13,7 +13,7 @@ import triton.language as tl
 from minivllm_engine.ops.varlen import PackedSequences
 
 _STEP_CHANNELS = 256
-_TILE_TOKENS, _TILE_CHANNELS = 32, 128
+_TILE_TOKENS, _TILE_CHANNELS = 16, 128
 
 
 @triton.jit
@@ -115,7 +115,7 @@ class ConvPlan:
 
     Attributes:
         slots: [num_seqs] integers, no two alike.
-        sequences: cut into tiles of 32 tokens.
+        sequences: cut into tiles of 16 tokens.
     """
 
     slots: torch.Tensor
@@ -191,9 +191,7 @@ def _prefill_kernel(
         newest = tl.load(
             sequence_at + last.to(tl.int64) * x_row, mask=wanted & (last >= 0), other=0.0
         )
-        kept = tl.load(
-            history_at + (W - 1) + last, mask=wanted & (last < 0) & has_past, other=0.0
-        )
+        kept = tl.load(history_at + (W - 1) + last, mask=wanted & (last < 0) & has_past, other=0.0)
         tl.debug_barrier()
         tl.store(history_at + columns, tl.where(last >= 0, newest, kept), mask=wanted)
 
