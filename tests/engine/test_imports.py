@@ -36,6 +36,7 @@ ORDER = [
     "scheduler",
     # torch from here on
     "cache_pool",
+    "device_copy",
     "model_input",
     "sampler",
     "ops",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from minivllm_engine.device_copy import on_device
+
 
 @dataclass(frozen=True, slots=True)
 class PackedSequences:
@@ -47,7 +49,6 @@ class PackedSequences:
         # Under causal attention these take longest, and what is started last should be short.
         tiles.sort(key=lambda tile: -(starts[tile[0]] + tile[1]))
         flat = [*bounds, *starts, *(number for tile in tiles for number in tile)]
-        packed = torch.tensor(flat, dtype=torch.int32, pin_memory=device.type == "cuda")
         sizes = [len(bounds), len(starts), 2 * len(tiles)]
-        on_device = packed.to(device, non_blocking=True).split_with_sizes(sizes)
-        return cls(on_device[0], on_device[1], on_device[2].view(-1, 2))
+        parts = on_device(flat, torch.int32, device).split_with_sizes(sizes)
+        return cls(parts[0], parts[1], parts[2].view(-1, 2))

@@ -9,9 +9,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 
 import torch
 
+from minivllm_engine.device_copy import on_device
 from minivllm_engine.errors import BackendUnavailable
 from minivllm_engine.ops.precision import cast, fp32
 
@@ -59,11 +61,15 @@ class ChunkPlan:
             lengths: tokens of each, in the order of the rows.
         """
         _chunk_rule()
-        ends = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        fresh = torch.tensor([i for i, start in enumerate(starts) if start == 0], dtype=torch.long)
+        bounds = list(accumulate(lengths, initial=0))
+        fresh = [seq for seq, start in enumerate(starts) if start == 0]
         device = slots.device
-        # A copy even on the CPU, so that the two are never one tensor.
-        return cls(slots, fresh.to(device), ends.to(device, copy=True), ends)
+        return cls(
+            slots,
+            on_device(fresh, torch.int64, device),
+            on_device(bounds, torch.int32, device),
+            torch.tensor(bounds, dtype=torch.int32),
+        )
 
 
 def chunk_gated_delta_rule(
