@@ -6,7 +6,6 @@ them small in Triton's interpreter, `make test-gpu` larger on the card.
 """
 
 import os
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -87,6 +86,15 @@ def on_device(part: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def with_padding(sequences: PackedSequences) -> PackedSequences:
-    """With tiles for two more programs, which are to do nothing."""
+    """With tiles for two more programs, which are to do nothing, and so read nothing at index -1."""
     padding = torch.tensor([[-1, 0], [-1, 7]], dtype=torch.int32, device=sequences.tiles.device)
-    return replace(sequences, tiles=torch.cat((sequences.tiles, padding)))
+    return PackedSequences(
+        bounds=preceded(sequences.bounds, 0),
+        starts=preceded(sequences.starts, 0),
+        tiles=torch.cat((sequences.tiles, padding)),
+    )
+
+
+def preceded(x: torch.Tensor, number: int) -> torch.Tensor:
+    """x [n], in memory with a number before its first one: what a kernel sees that reads index -1."""
+    return torch.cat((x.new_full((1,), number), x))[1:]

@@ -1,12 +1,18 @@
 """The kernels of the causal convolution: one step, and packed sequences."""
 
-from dataclasses import replace
-
 import torch
 
 from minivllm_engine.ops.causal_conv import reference
 from minivllm_engine.ops.causal_conv.triton import ConvPlan, causal_conv_prefill, causal_conv_step
-from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits, with_padding
+from support.kernel_checks import (
+    NAN,
+    assert_close,
+    on_device,
+    preceded,
+    random_rows,
+    same_bits,
+    with_padding,
+)
 
 
 def check_steps(
@@ -63,7 +69,8 @@ def check_prefill(
     torch.manual_seed(num_channels + num_taps)
     starts, lengths = zip(*spans, strict=True)
     num_slots = 2 * len(spans) + 1
-    slots = torch.randperm(num_slots)[: len(spans)]
+    unused, *chosen = torch.randperm(num_slots)[: 1 + len(spans)].tolist()
+    slots = torch.tensor(chosen)
     taps = torch.randn(num_taps, num_channels).to(dtype)
     pool = torch.full((num_slots, num_channels, num_taps - 1), NAN, dtype=dtype)
     for slot, start in zip(slots.tolist(), starts, strict=True):
@@ -72,7 +79,7 @@ def check_prefill(
     kernel_pool = pool.to(device, copy=True)
     (x,) = random_rows(sum(lengths), num_channels, dtype=dtype)
     plan = ConvPlan.build(slots.to(device), starts, lengths)
-    plan = replace(plan, sequences=with_padding(plan.sequences))
+    plan = ConvPlan(preceded(plan.slots, unused), with_padding(plan.sequences))
     out = causal_conv_prefill(on_device(x, device), kernel_pool, taps.to(device), plan)
     reference_plan = reference.ConvPlan.build(slots, starts, lengths, num_taps)
     expected = reference.causal_conv_prefill(x, pool, taps.float().unbind(0), reference_plan)
