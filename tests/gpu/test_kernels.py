@@ -11,7 +11,7 @@ import torch
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
-from support.kernel_checks import attention, causal_conv, fused, gated_delta
+from support.kernel_checks import attention, causal_conv, fused, gated_delta, model
 from support.kernel_checks.gated_delta import Heads
 
 pytestmark = [
@@ -230,3 +230,9 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> Non
         assert torch.equal(replayed[real], expected[real])
     for own, other in zip(captured, eager, strict=True):
         assert torch.equal(own[:8], other[:8])
+
+
+@pytest.mark.parametrize("length", [12, 65])
+def test_the_model_of_kernels_equals_that_of_reference_operations(tiny_model, length: int) -> None:
+    assert not torch.backends.cuda.matmul.allow_tf32
+    model.check_mixed_steps(tiny_model, CUDA, length)
