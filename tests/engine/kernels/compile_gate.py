@@ -23,9 +23,9 @@ from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as causal_conv
+from minivllm_engine.ops.device_limits import DeviceLimits
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
-from minivllm_engine.ops.triton_target import DeviceLimits
 from minivllm_engine.ops.varlen import PackedSequences
 
 # Shared memory that a program may use and multiprocessors: A100, RTX 3090, H200.

@@ -9,4 +9,4 @@ pytestmark = needs_interpreter
 
 
 def test_mixed_steps_give_the_logits_and_caches_of_the_reference(tiny_model) -> None:
-    check_mixed_steps(tiny_model, torch.device("cpu"), length=12)
+    check_mixed_steps(tiny_model, torch.device("cpu"), length=6)

@@ -15,18 +15,18 @@ def check_mixed_steps(path, device: torch.device, length: int) -> None:
     models = load_model(path), KernelModel(load_model(path, device=device))
     prompts = [
         torch.randint(0, models[0].config.vocab_size, (n,), generator=generator).tolist()
-        for n in (length + 3, 10, 3, 4)
+        for n in (length + 2, 3 + length // 2, 3, 3)
     ]
     logits, pools = [], []
     for model, where in zip(models, (CPU, device), strict=True):
         runner = PackedRunner(model, num_slots=3, num_blocks=length)
         a, b, c = (runner.add(prompt) for prompt in prompts[:3])
         runner.step((a, length), (b, 2), (c, 1))
-        runner.step((a, 1), (b, 7), (c, 2))
+        runner.step((a, 1), (b, length // 2), (c, 2))
         runner.release(c)
         d = runner.add(prompts[3])
         runner.step((a, 1), (b, 1), (d, 1))
-        runner.step((a, 1), (d, 3))
+        runner.step((d, 2))
         assert runner.pool.device == where
         logits.append(torch.cat([row.all_logits for row in (a, b, c, d)]).cpu())
         pools.append(runner.pool.tensors())

@@ -3,6 +3,10 @@
 import triton
 import triton.language as tl
 
+# The interpreter computes with bf16 as if its bits were integers, so whatever is fed to a matrix product
+# there must be fp32: the kernels' UPCAST.
+INTERPRETED: bool = triton.knobs.runtime.interpret
+
 
 @triton.jit
 def _dot(x, y, accumulator, UPCAST: tl.constexpr):

@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 
 from minivllm_engine.ops.attention.tiles import MIN_SPLIT, padded_size, softmax_scale
-from minivllm_engine.ops.attention.triton.attend import attend
-from minivllm_engine.ops.triton_target import INTERPRETED
+from minivllm_engine.ops.attention.triton.attend import INTERPRETED, attend
 
 _MIN_SPLIT = tl.constexpr(MIN_SPLIT)
 

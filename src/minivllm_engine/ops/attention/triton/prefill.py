@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 
 from minivllm_engine.ops.attention.tiles import PrefillTile, padded_size, softmax_scale
-from minivllm_engine.ops.attention.triton.attend import attend
-from minivllm_engine.ops.triton_target import INTERPRETED
+from minivllm_engine.ops.attention.triton.attend import INTERPRETED, attend
 from minivllm_engine.ops.varlen import PackedSequences
 
 

@@ -1,15 +1,10 @@
-"""What the Triton kernels run on: an NVIDIA card, or Triton's interpreter on a CPU."""
+"""What of a device decides about the tiles and grids of kernels."""
 
 import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-
-# The interpreter computes with bf16 as if its bits were integers, so whatever is fed to a matrix product
-# there must be fp32.
-INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +20,7 @@ class DeviceLimits:
     num_processors: int
 
 
-# In the interpreter: those of the smallest cards that are supported (sm_86).
+# On a CPU kernels run in Triton's interpreter, as on the smallest cards that are supported (sm_86).
 _INTERPRETER = DeviceLimits(shared_memory=99 * 1024, num_processors=4)
 
 
