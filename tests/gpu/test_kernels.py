@@ -57,9 +57,9 @@ def test_gates(dtype: torch.dtype) -> None:
 
 
 @all_dtypes
-@pytest.mark.parametrize("num_taps", [2, 3, 4, 6])
+@pytest.mark.parametrize("num_taps", [2, 4])
 def test_convolution_steps(num_taps: int, dtype: torch.dtype) -> None:
-    for num_channels, num_seqs in [(6144, 5), (1000, 64), (7, 3)]:
+    for num_channels, num_seqs in [(6144, 64), (7, 3)]:
         causal_conv.check_steps(CUDA, dtype, num_channels, num_taps, num_seqs=num_seqs)
 
 
@@ -98,11 +98,10 @@ def test_attention_of_a_mixed_batch(shape: KVShape, dtype: torch.dtype) -> None:
 
 
 @all_dtypes
-@pytest.mark.parametrize("splits", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("splits", [1, 8, 128])
 def test_attention_with_split_keys(splits: int, dtype: torch.dtype) -> None:
     spans = [(0, 1), (127, 1), (128, 1), (2000, 1), (5000, 1)]
-    for shape in (SHAPES["8_2_of_256"], SHAPES["6_2_of_128"]):
-        attention.check(CUDA, dtype, shape, spans, splits)
+    attention.check(CUDA, dtype, SHAPES["8_2_of_256"], spans, splits)
 
 
 @all_dtypes
@@ -123,7 +122,7 @@ def test_norms_and_activations(num_rows: int, dtype: torch.dtype) -> None:
 
 
 @all_dtypes
-@pytest.mark.parametrize("heads", [(8, 2), (24, 4), (3, 1)], ids=str)
+@pytest.mark.parametrize("heads", [(8, 2), (3, 1)], ids=str)
 def test_rotary_and_cache_writes(heads: tuple[int, int], dtype: torch.dtype) -> None:
     for num_tokens, head_dim, rotary_dim in [(1, 256, 64), (65, 256, 64), (500, 72, 24)]:
         fused.check_rotary(

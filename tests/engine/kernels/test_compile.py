@@ -14,18 +14,23 @@ import minivllm_engine
 
 pytest.importorskip("triton", reason="Triton is there for Linux only")
 
-GATE = Path(__file__).with_name("compile_gate.py")
 # A little is what the compiler keeps of a tile's addresses; more would be the sums themselves.
 MAX_STACK = 64
 
 
-def test_kernels_fit_the_cards(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+def run(program: str, cache: Path) -> list[dict]:
+    """What a program beside this file prints, in a process that compiles kernels."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    path = Path(__file__).with_name(program)
     done = subprocess.run(
-        [sys.executable, str(GATE)], env=environment, capture_output=True, text=True
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_kernels_fit_the_cards(tmp_path: Path) -> None:
+    compiled = run("compile_gate.py", tmp_path)
     too_large = [entry for entry in compiled if entry["shared"] > entry["limit"]]
     spilling = [entry for entry in compiled if entry["stack"] > MAX_STACK]
     assert not too_large
@@ -34,6 +39,21 @@ def test_kernels_fit_the_cards(tmp_path: Path) -> None:
     assert set(counts) == {80, 86, 90} and len(set(counts.values())) == 1
     kernels = {entry["kernel"] for entry in compiled}
     assert kernels == kernel_names(), "a kernel that the gate does not compile, or one with no name"
+
+
+def test_no_step_of_another_shape_needs_a_kernel_anew(tmp_path: Path) -> None:
+    """A kernel that is compiled while requests wait costs them a second, and breaks a graph's capture."""
+    steps = run("recompile_gate.py", tmp_path)
+    decode, prefill, *others = steps
+    assert (
+        "gated_delta._step_kernel" in decode["new"] and "attention._decode_kernel" in decode["new"]
+    )
+    assert "causal_conv._prefill_kernel" in prefill["new"]
+    assert {name for step in others for name in step["kernels"]} == {
+        *decode["new"],
+        *prefill["new"],
+    }
+    assert [step["new"] for step in others] == [[]] * 9
 
 
 def kernel_names() -> set[str]:

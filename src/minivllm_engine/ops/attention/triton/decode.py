@@ -16,7 +16,7 @@ def _split_length(context, SPLITS: tl.constexpr, KEYS: tl.constexpr):
     return tl.maximum(share, _MIN_SPLIT)
 
 
-@triton.jit(do_not_specialize_on_alignment=["tables", "positions"])
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables", "positions"])
 def _decode_kernel(
     q,
     keys,

@@ -9,7 +9,10 @@ from minivllm_engine.ops.attention.triton.attend import INTERPRETED, attend
 from minivllm_engine.ops.varlen import PackedSequences
 
 
-@triton.jit(do_not_specialize_on_alignment=["tables", "bounds", "starts", "tiles"])
+@triton.jit(
+    do_not_specialize=["table_row"],
+    do_not_specialize_on_alignment=["tables", "bounds", "starts", "tiles"],
+)
 def _prefill_kernel(
     q,
     keys,
