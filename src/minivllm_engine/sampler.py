@@ -76,12 +76,12 @@ class Draw:
         """Wait for the tokens, and report what was asked for."""
         token_ids = self.token_ids.where(self.alive, -1).tolist()
         results = []
-        for logits, token_id, row in zip(self.logits, token_ids, self.rows, strict=True):
+        for i, (token_id, row) in enumerate(zip(token_ids, self.rows, strict=True)):
             if token_id < 0:
                 results.append(Sampled(None))
                 continue
             count = row.params.logprobs
-            report = None if count is None else _logprobs(logits, token_id, count)
+            report = None if count is None else _logprobs(self.logits[i], token_id, count)
             results.append(Sampled(token_id, report))
         return results
 
