@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,10 @@ import torch
 
 from support.byte_tokenizer import write_byte_tokenizer
 from support.tiny_checkpoint import write_tiny_checkpoint
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported: kernels are interpreted then, and need no card.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -47,6 +47,7 @@ ORDER = [
     "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on
     "cache_pool",
+    "device_copy",
     "model_input",
     "sampler",
     "ops",

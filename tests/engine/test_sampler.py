@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from minivllm_engine import sampler
 from minivllm_engine.request import SamplingParams
 from minivllm_engine.sampler import SamplingRow, random_uniform, sample
 
@@ -150,3 +151,46 @@ def test_logprobs_are_those_of_the_model_before_any_change() -> None:
 
 def test_a_vocabulary_of_one_token_is_not_dead() -> None:
     assert draw(torch.zeros(1, 1), [row()]) == [0]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 40, 64])
+def test_few_of_a_large_vocabulary_are_drawn_as_by_a_sort(top_k: int) -> None:
+    """Logits in bf16 with many ties, zeros of both signs and -inf, from the likeliest token down."""
+    logits = (torch.randn(40, 3000, generator=torch.Generator().manual_seed(4)) * 2).bfloat16()
+    logits[:20] = logits[:20].clamp(max=2.0)
+    logits[10:15] -= logits[10:15].amax(-1, keepdim=True)
+    logits[12:15, ::2] = -logits[12:15, ::2].abs()
+    logits[15:, 100:2990] = -torch.inf
+    logits[15:, 7] = 3.0
+    finite = logits.float().clamp(min=-1e30)
+    rows = [row(i, temperature=0.7, top_k=top_k, top_p=0.95, min_p=0.01) for i in range(40)]
+    few = draw(finite, rows)
+    for each in (slice(0, 1), slice(13, 17)):
+        assert draw(finite[each], rows[each]) == few[each]
+    beyond = finite.sort(dim=-1, descending=True, stable=True).indices[:, top_k:]
+    cut_off = finite.scatter(1, beyond, -1e38)
+    everything = [row(i, temperature=0.7, top_k=0, top_p=0.95, min_p=0.01) for i in range(40)]
+    assert draw(cut_off, everything) == few
+
+
+def test_the_first_of_equals_comes_first_among_the_largest() -> None:
+    """-0 and 0 are equal, and the largest of negative numbers is the one nearest to them."""
+    values = torch.tensor([[-1.0, 0.0, -0.0, 2.0, -3.0, 2.0, 0.0]]).repeat(1, 20)
+    ordered, ids = sampler._largest(values)
+    wanted, wanted_ids = values.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(ids, wanted_ids[:, :64]) and torch.equal(ordered, wanted[:, :64])
+
+
+def test_h8_dead_rows_are_drawn_without_harm_to_those_beside_them() -> None:
+    """Nothing waits to see which rows are dead before it draws."""
+    logits = torch.randn(6, 200, generator=torch.Generator().manual_seed(5))
+    logits[1], logits[2], logits[3] = math.nan, math.inf, -math.inf
+    logits[4] = 1.0
+    for top_k in (0, 20):
+        rows = [row(i, temperature=1.0, top_k=top_k) for i in range(6)]
+        drawn = sampler.draw(logits, rows)
+        assert drawn.alive.tolist() == [True, False, False, False, False, True]
+        assert drawn.token_ids.min() >= 0 and drawn.token_ids.max() < 200
+        ids = draw(logits, rows)
+        assert ids[1:5] == [None] * 4
+        assert [ids[0], ids[5]] == draw(logits[[0, 5]], [rows[0], rows[5]])

@@ -20,8 +20,10 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 CPU = torch.device("cpu")
 
 
-def load_model(path, dtype: torch.dtype = torch.float32) -> MiniQwenForCausalLM:
-    model = MiniQwenForCausalLM(ModelConfig.from_dir(path), dtype=dtype, device=CPU)
+def load_model(
+    path, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> MiniQwenForCausalLM:
+    model = MiniQwenForCausalLM(ModelConfig.from_dir(path), dtype=dtype, device=device)
     load_weights(model, CheckpointIndex.open(path))
     return model
 
@@ -60,7 +62,7 @@ class PackedRunner:
             block_size=block_size,
             dtype=model.dtype,
             state_dtype=state_dtype,
-            device=CPU,
+            device=model.device,
         )
         self.pool.fill_(float("nan"))
         self._slots, self._blocks = list(range(num_slots)), list(range(num_blocks))
@@ -107,15 +109,19 @@ class PackedRunner:
             positions += span
             kv_slots += [row.blocks[p // size] * size + p % size for p in span]
         pad = [self.pool.sink_block] * widest
+
+        def tensor(values) -> torch.Tensor:
+            return torch.tensor(values, device=self.pool.device)
+
         return ModelInput(
-            token_ids=torch.tensor(tokens),
-            positions=torch.tensor(positions),
+            token_ids=tensor(tokens),
+            positions=tensor(positions),
             starts=tuple(row.done for row, _ in parts),
             lengths=tuple(count for _, count in parts),
-            slots=torch.tensor([row.slot for row, _ in parts]),
-            block_tables=torch.tensor([[*r.blocks, *pad[len(r.blocks) :]] for r, _ in parts]),
-            kv_slots=torch.tensor(kv_slots),
-            logits_rows=torch.arange(len(tokens)),
+            slots=tensor([row.slot for row, _ in parts]),
+            block_tables=tensor([[*r.blocks, *pad[len(r.blocks) :]] for r, _ in parts]),
+            kv_slots=tensor(kv_slots),
+            logits_rows=tensor(range(len(tokens))),
             num_decodes=num_decodes,
         )
 

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from minivllm_engine.layers.linear import linear
-from minivllm_engine.layers.norm import rms_norm
-from minivllm_engine.layers.rotary import apply_rotary
 from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.ops.attention.reference import paged_attention
+from minivllm_engine.ops.fused.reference import norm_rotate_write, sigmoid_mul
 
 
 class GatedAttention(nn.Module):
@@ -79,12 +78,19 @@ class GatedAttention(nn.Module):
             [num_rotated, self.num_heads, self.num_kv_heads],
             dim=1,
         )
-        query_key = apply_rotary(rms_norm(query_key, self._scale, self.eps), plan.cos, plan.sin)
-        query, key = torch.split_with_sizes(query_key, [self.num_heads, self.num_kv_heads], dim=1)
-        keys.flatten(0, 1).index_copy_(0, plan.kv_slots, key)
-        values.flatten(0, 1).index_copy_(0, plan.kv_slots, value)
+        query = norm_rotate_write(
+            query_key,
+            value,
+            scale=self._scale,
+            eps=self.eps,
+            cos=plan.cos,
+            sin=plan.sin,
+            keys=keys,
+            values=values,
+            kv_slots=plan.kv_slots,
+        )
         attended = paged_attention(query, keys, values, plan.attention)
-        gated = attended.mul_(torch.sigmoid(gate)).flatten(1)
+        gated = sigmoid_mul(attended, gate).flatten(1)
         return linear(gated, self.o_proj, self.o_bias)
 
     @cached_property

@@ -1,11 +1,11 @@
 """The SwiGLU feed-forward block."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from minivllm_engine.layers.linear import linear
 from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.ops.fused.reference import silu_mul
 
 
 class MLP(nn.Module):
@@ -27,5 +27,4 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, hidden_size]."""
-        gate, up = linear(x, self.gate_up).chunk(2, dim=-1)
-        return linear(F.silu(gate).mul_(up), self.down)
+        return linear(silu_mul(linear(x, self.gate_up)), self.down)

@@ -3,24 +3,9 @@
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from minivllm_engine.ops.precision import cast, fp32
-
-
-def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end.
-
-    eps: [1] fp32, added to the mean square.
-    """
-    return cast(x.mul(_inverse_rms(x, eps)).mul_(scale), x.dtype)
-
-
-def _inverse_rms(x: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """[..., 1] fp32."""
-    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    return torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+from minivllm_engine.ops.fused.reference import gated_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -57,5 +42,4 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x, gate: [..., size]."""
-        normed = cast(x.mul(_inverse_rms(x, self.eps)), x.dtype)
-        return cast(F.silu(fp32(gate)).mul_(self.weight).mul_(normed), x.dtype)
+        return gated_rms_norm(x, gate, self.weight, self.eps)

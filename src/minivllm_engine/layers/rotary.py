@@ -34,10 +34,3 @@ def rotary_cos_sin(
     """cos and sin of positions [num_tokens]: each [num_tokens, 1, rotary_dim / 2], for all heads."""
     angles = (positions.float().unsqueeze(-1) * frequencies).unsqueeze(1)
     return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)
-
-
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [num_tokens, num_heads, head_dim] in its first dimensions; the others pass through."""
-    half = cos.shape[-1]
-    first, second, rest = torch.split_with_sizes(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

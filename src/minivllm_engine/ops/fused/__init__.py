@@ -1,0 +1,1 @@
+"""Norms, activations and rotary embedding, each one pass over what it reads."""

@@ -1,0 +1,18 @@
+"""The operations of ../reference.py in Triton, each one kernel.
+
+They round where the reference rounds, but for the rotary embedding, which is rounded once here and three
+times there.
+"""
+
+from minivllm_engine.ops.fused.triton.activation import sigmoid_mul, silu_mul
+from minivllm_engine.ops.fused.triton.norm import add_rms_norm, gated_rms_norm, rms_norm
+from minivllm_engine.ops.fused.triton.rotary import norm_rotate_write
+
+__all__ = [
+    "add_rms_norm",
+    "gated_rms_norm",
+    "norm_rotate_write",
+    "rms_norm",
+    "sigmoid_mul",
+    "silu_mul",
+]

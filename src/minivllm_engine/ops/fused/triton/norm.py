@@ -1,0 +1,150 @@
+"""Root-mean-square norms."""
+
+import torch
+import triton
+import triton.language as tl
+
+# So many rows of a gated norm give the card enough programs, also several rows to each.
+_MANY_ROWS = 8192
+_ROWS = 8
+
+
+@triton.jit
+def _norm_kernel(
+    x,
+    residual,
+    scale,
+    eps,
+    out,
+    x_row,
+    residual_row,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    numbers = tl.load(x + row * x_row + columns, mask=mask, other=0.0).to(tl.float32)
+    factors = tl.load(scale + columns, mask=mask, other=0.0)
+    dtype = out.dtype.element_ty
+    if HAS_RESIDUAL:
+        residual_at = residual + row * residual_row + columns
+        total = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32) + numbers
+        numbers = total.to(dtype).to(tl.float32)
+        tl.store(residual_at, total.to(dtype), mask=mask)
+    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / SIZE + tl.load(eps))
+    tl.store(out + row * SIZE + columns, (numbers * inverse * factors).to(dtype), mask=mask)
+
+
+def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    """x / rms(x) * scale over the last dimension, in fp32, rounded once at the end.
+
+    Args:
+        x: [num_rows, size]; rows may lie apart, each is contiguous.
+        scale: [size] fp32.
+        eps: [1] fp32, added to the mean square.
+    """
+    return _norm(x, x, scale, eps, has_residual=False)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor
+) -> torch.Tensor:
+    """Add x to `residual` in place, rounded, and return the norm of the sum.
+
+    Args:
+        x, residual: [num_rows, size], of one dtype; rows may lie apart, each is contiguous.
+        scale: [size] fp32.
+        eps: [1] fp32.
+    """
+    return _norm(x, residual, scale, eps, has_residual=True)
+
+
+def _norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    scale: torch.Tensor,
+    eps: torch.Tensor,
+    *,
+    has_residual: bool,
+) -> torch.Tensor:
+    num_rows, size = x.shape
+    block = triton.next_power_of_2(size)
+    out = x.new_empty(num_rows, size)
+    _norm_kernel[(num_rows,)](
+        x,
+        residual,
+        scale,
+        eps,
+        out,
+        x.stride(0),
+        residual.stride(0),
+        SIZE=size,
+        BLOCK=block,
+        HAS_RESIDUAL=has_residual,
+        num_warps=min(max(block // 512, 1), 8),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gated_norm_kernel(
+    x,
+    gate,
+    weight,
+    eps,
+    out,
+    num_rows,
+    gate_row,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    at = rows[:, None] * SIZE + columns[None, :]
+    gate_at = gate + (rows // HEADS * gate_row + rows % HEADS * SIZE)[:, None] + columns[None, :]
+    dtype = out.dtype.element_ty
+    numbers = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    gates = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
+    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=1) / SIZE + tl.load(eps))
+    normed = (numbers * inverse[:, None]).to(dtype).to(tl.float32)
+    result = gates * tl.sigmoid(gates) * weights[None, :] * normed
+    tl.store(out + at, result.to(dtype), mask=mask)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor
+) -> torch.Tensor:
+    """(weight * x / rms(x)) * silu(gate) over the last dimension; x / rms(x) is rounded before the weight.
+
+    Args:
+        x: [num_tokens, num_heads, size], contiguous.
+        gate: [num_tokens, num_heads, size]; tokens may lie apart, each is contiguous.
+        weight: [size] fp32.
+        eps: [1] fp32.
+    """
+    num_tokens, num_heads, size = x.shape
+    num_rows = num_tokens * num_heads
+    rows = _ROWS if num_rows >= _MANY_ROWS else 1
+    block = triton.next_power_of_2(size)
+    out = x.new_empty(x.shape)
+    _gated_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        x,
+        gate,
+        weight,
+        eps,
+        out,
+        num_rows,
+        gate.stride(0),
+        HEADS=num_heads,
+        SIZE=size,
+        BLOCK=block,
+        ROWS=rows,
+        num_warps=4 if rows > 1 else 1,
+    )
+    return out

@@ -1,0 +1,113 @@
+"""The chunked gated delta rule of flash-linear-attention (FLA), on states that lie in slots.
+
+FLA knows no slots: states are gathered before it and scattered after it. It remembers what it worked out
+for the sequence boundaries by the identity of their tensor, so a plan, with boundaries of its own, is made
+anew for each step and never refilled.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import accumulate
+
+import torch
+
+from minivllm_engine.device_copy import on_device
+from minivllm_engine.errors import BackendUnavailable
+from minivllm_engine.ops.precision import cast, fp32
+
+
+@functools.cache
+def _chunk_rule() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """FLA's operation. Raises BackendUnavailable where FLA or its Triton is missing."""
+    try:
+        module = import_module("fla.ops.gated_delta_rule")
+    except ImportError as error:
+        raise BackendUnavailable(
+            "flash-linear-attention, which prompts need on a GPU, is not installed",
+            why=f"importing fla.ops.gated_delta_rule: {error}",
+            hint="pip install 'flash-linear-attention>=0.6,<1'",
+        ) from error
+    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.chunk_gated_delta_rule
+    return rule
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """Some packed sequences, and where their states lie: the same for all layers of a step.
+
+    Attributes:
+        slots: [num_seqs] int64, no two alike.
+        fresh: [num_fresh] int64, which of the sequences begin here, so that their state is zero.
+        bounds: [num_seqs + 1] int32, the first row of each sequence, and one past the last row.
+        bounds_on_host: the same on the CPU, which spares FLA a wait for the device.
+    """
+
+    slots: torch.Tensor
+    fresh: torch.Tensor
+    bounds: torch.Tensor
+    bounds_on_host: torch.Tensor
+
+    @classmethod
+    def build(
+        cls, slots: torch.Tensor, starts: tuple[int, ...], lengths: tuple[int, ...]
+    ) -> "ChunkPlan":
+        """Plan the next tokens of some sequences. Raises BackendUnavailable where FLA is missing.
+
+        Args:
+            slots: [num_seqs], no two alike.
+            starts: tokens of each sequence that its state has seen. 0 means that its state is zero.
+            lengths: tokens of each, in the order of the rows.
+        """
+        _chunk_rule()
+        bounds = list(accumulate(lengths, initial=0))
+        fresh = [seq for seq, start in enumerate(starts) if start == 0]
+        device = slots.device
+        return cls(
+            slots,
+            on_device(fresh, torch.int64, device),
+            on_device(bounds, torch.int32, device),
+            torch.tensor(bounds, dtype=torch.int32),
+        )
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    plan: ChunkPlan,
+) -> torch.Tensor:
+    """The gated delta rule over packed sequences, in chunks of 64. To be called in inference mode.
+
+    Args:
+        q, k: [num_tokens, H, K], raw: FLA normalises them. K is at most 256.
+        v: [num_tokens, HV, V].
+        g: [num_tokens, HV], log of the decay, at most 0.
+        beta: [num_tokens, HV].
+        pool: [num_slots, HV, V, K], the states; those of the plan's slots are advanced.
+        plan: made for this step and these sequences.
+
+    Returns:
+        o [num_tokens, HV, V] in v's dtype.
+    """
+    states = fp32(pool.index_select(0, plan.slots)).index_fill_(0, plan.fresh, 0)
+    out, final = _chunk_rule()(
+        q.unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        fp32(g).unsqueeze(0),
+        beta.unsqueeze(0),
+        initial_state=states,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        state_v_first=True,
+        cu_seqlens=plan.bounds,
+        cu_seqlens_cpu=plan.bounds_on_host,
+    )
+    pool.index_copy_(0, plan.slots, cast(final, pool.dtype))
+    return out.squeeze(0)

@@ -1,0 +1,210 @@
+"""Compiles every kernel as the operations launch it, for cards that are not there, and prints its figures.
+
+Run as a program, without TRITON_INTERPRET: `python compile_gate.py`. Prints one JSON object a line: kernel,
+arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from minivllm_engine.ops.attention import triton as attention
+from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.attention.tiles import prefill_tile
+from minivllm_engine.ops.causal_conv import triton as causal_conv
+from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.fused import triton as fused
+from minivllm_engine.ops.gated_delta import triton as gated_delta
+from minivllm_engine.ops.varlen import PackedSequences
+
+# Shared memory that a program may use and multiprocessors: A100, RTX 3090, H200.
+CARDS = {
+    80: DeviceLimits(163 * 1024, 108),
+    86: DeviceLimits(99 * 1024, 82),
+    90: DeviceLimits(227 * 1024, 132),
+}
+BF16, FP32 = torch.bfloat16, torch.float32
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class NoDriver:
+    """Stands where the CUDA driver would: says what to compile for, and can do nothing else."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def gated_delta_step(state_dtype: torch.dtype, H: int, HV: int, K: int, V: int) -> None:
+    rows = zeros(4, 2 * H * K + HV * V)
+    q, k, v = rows.split([H * K, H * K, HV * V], dim=1)
+    gates = zeros(4, 2 * HV)
+    gated_delta.gated_delta_step(
+        q.unflatten(1, (H, K)),
+        k.unflatten(1, (H, K)),
+        v.unflatten(1, (HV, V)),
+        a=gates[:, HV:],
+        b=gates[:, :HV],
+        A_log=zeros(HV, dtype=FP32),
+        dt_bias=zeros(HV, dtype=FP32),
+        pool=zeros(5, HV, V, K, dtype=state_dtype),
+        slots=torch.arange(4),
+        positions=torch.arange(4),
+    )
+
+
+def gates() -> None:
+    rows = zeros(4, 32)
+    gated_delta.delta_gates(
+        rows[:, 16:], rows[:, :16], zeros(16, dtype=FP32), zeros(16, dtype=FP32)
+    )
+
+
+def conv() -> None:
+    pool, taps, x = zeros(5, 6144, 3), zeros(4, 6144), zeros(4, 8224)[:, :6144]
+    causal_conv.causal_conv_step(x, pool, taps, slots=torch.arange(4), positions=torch.arange(4))
+    plan = causal_conv.ConvPlan.build(torch.arange(1), (0,), (4,))
+    causal_conv.causal_conv_prefill(x, pool, taps, plan)
+
+
+def attend(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int, splits: int
+) -> None:
+    """splits 0: a prompt; else decodes."""
+    limits = CARDS[driver.active.get_current_device()]
+    shape = KVShape(block_size, *heads, head_dim)
+    tile = prefill_tile(shape, dtype, limits)
+    prefill = PackedSequences.build((0,), (4,), tile.num_tokens, torch.device("cpu"))
+    tables = torch.zeros(4, 16, dtype=torch.int64)
+    plan = attention.AttentionPlan(
+        4 if splits else 0,
+        splits,
+        torch.arange(4),
+        tables,
+        None if splits else prefill,
+        tile,
+    )
+    cache = zeros(2, block_size, heads[1], head_dim, dtype=dtype)
+    attention.paged_attention(zeros(4, heads[0], head_dim, dtype=dtype), cache, cache, plan)
+
+
+def norms(size: int) -> None:
+    x, scale, eps = zeros(4, size), zeros(size, dtype=FP32), zeros(1, dtype=FP32)
+    fused.rms_norm(x, scale, eps)
+    fused.add_rms_norm(x, x.clone(), scale, eps)
+
+
+def gated_norms() -> None:
+    weight, eps = zeros(128, dtype=FP32), zeros(1, dtype=FP32)
+    for num_tokens in (1, 1024):
+        x = zeros(num_tokens, 16, 128)
+        fused.gated_rms_norm(x, x.clone(), weight, eps)
+
+
+def elementwise() -> None:
+    fused.silu_mul(zeros(4, 7168))
+    x = zeros(4, 8, 256)
+    fused.sigmoid_mul(x, x.clone())
+    angles, cache = zeros(4, 1, 32), zeros(2, 64, 2, 256)
+    fused.norm_rotate_write(
+        zeros(4, 10, 256),
+        zeros(4, 2, 256),
+        scale=zeros(10, 256, dtype=FP32),
+        eps=zeros(1, dtype=FP32),
+        cos=angles,
+        sin=angles,
+        keys=cache,
+        values=cache,
+        kv_slots=torch.arange(4),
+    )
+
+
+# The 0.8B shape, and what of other shapes makes other tiles.
+CASES: dict[str, Callable[[], None]] = {
+    "step, fp32 states": lambda: gated_delta_step(FP32, 16, 16, 128, 128),
+    "step, 256 x 256, bf16 states": lambda: gated_delta_step(BF16, 4, 12, 256, 256),
+    "gates": gates,
+    "convolution": conv,
+    "prompt, head 256": lambda: attend(BF16, (8, 2), 256, 16, 0),
+    "prompt, head 128": lambda: attend(BF16, (16, 4), 128, 64, 0),
+    "prompt, head 256, fp32": lambda: attend(FP32, (8, 2), 256, 64, 0),
+    "decode, head 256": lambda: attend(BF16, (8, 2), 256, 64, 1),
+    "decode, head 256, split": lambda: attend(BF16, (8, 2), 256, 16, 128),
+    "decode, head 256, fp32": lambda: attend(FP32, (8, 2), 256, 64, 8),
+    "norm": lambda: norms(5120),
+    "gated norm": gated_norms,
+    "elementwise": elementwise,
+}
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    if found is None:
+        raise ValueError(f"no figures in what cuobjdump says: {done.stdout}")
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+def compile_only(compiled: list[SimpleNamespace]) -> None:
+    """From now on launches end with the compiled kernel, which is added to the list with its name."""
+    run = JITFunction.run
+
+    def compile_and_stop(
+        self: JITFunction, *args: object, grid: object, warmup: bool, **options: object
+    ):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        operation = self.__module__.split(".")[2]
+        compiled.append(SimpleNamespace(name=f"{operation}.{self.__name__}", kernel=kernel))
+        return kernel
+
+    JITFunction.run = compile_and_stop
+
+
+def main() -> None:
+    compiled: list[SimpleNamespace] = []
+    compile_only(compiled)
+    for arch, limits in CARDS.items():
+        driver.set_active(NoDriver(arch))
+        for case, launch in CASES.items():
+            compiled.clear()
+            launch()
+            for entry in compiled:
+                figures = {"shared": entry.kernel.metadata.shared, "limit": limits.shared_memory}
+                figures |= resources(entry.kernel.asm["cubin"])
+                print(json.dumps({"kernel": entry.name, "arch": arch, "case": case, **figures}))
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

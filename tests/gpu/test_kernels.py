@@ -1,0 +1,237 @@
+"""Every kernel against its reference, on the card: the checks that CI runs in the interpreter, larger.
+
+Eager unless a test says graph; there is no prefix cache at this level. Batch sizes stand in the tests.
+"""
+
+import warnings
+
+import pytest
+import torch
+
+from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.gated_delta import fla, reference
+from minivllm_engine.ops.gated_delta.plan import ChunkPlan
+from support.kernel_checks import attention, causal_conv, fused, gated_delta, model
+from support.kernel_checks.gated_delta import Heads
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+CUDA = torch.device("cuda")
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+all_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# The layers of 0.8B, 4B and 27B, and shapes that are no powers of two.
+HEADS = {
+    "ratio_1": Heads(16, 16, 128, 128),
+    "ratio_2": Heads(16, 32, 128, 128),
+    "ratio_3": Heads(16, 48, 128, 128),
+    "wide_values": Heads(2, 6, 96, 200),
+    "wide_keys": Heads(2, 4, 256, 72),
+}
+
+
+@all_dtypes
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("num_seqs", [2, 9])
+def test_d1_delta_rule_steps(num_seqs: int, heads: Heads, dtype: torch.dtype) -> None:
+    gated_delta.check_steps(CUDA, dtype, heads, num_seqs=num_seqs, num_steps=3)
+
+
+@all_dtypes
+def test_delta_rule_steps_with_states_in_bf16(dtype: torch.dtype) -> None:
+    heads = HEADS["ratio_2"]
+    gated_delta.check_steps(CUDA, dtype, heads, state_dtype=torch.bfloat16, num_seqs=33)
+
+
+@all_dtypes
+def test_a_sequence_has_the_same_bits_wherever_it_stands(dtype: torch.dtype) -> None:
+    gated_delta.check_order_of_lanes(CUDA, dtype, HEADS["ratio_3"])
+
+
+@all_dtypes
+def test_gates(dtype: torch.dtype) -> None:
+    for num_tokens, num_heads in [(1, 16), (65, 48), (2000, 32)]:
+        gated_delta.check_gates(CUDA, dtype, num_tokens, num_heads)
+
+
+@all_dtypes
+@pytest.mark.parametrize("num_taps", [2, 4])
+def test_convolution_steps(num_taps: int, dtype: torch.dtype) -> None:
+    for num_channels, num_seqs in [(6144, 64), (7, 3)]:
+        causal_conv.check_steps(CUDA, dtype, num_channels, num_taps, num_seqs=num_seqs)
+
+
+@all_dtypes
+@pytest.mark.parametrize("num_taps", [2, 4])
+def test_convolution_of_prompts_and_chunks(num_taps: int, dtype: torch.dtype) -> None:
+    lengths = [1, 2, 3, 15, 16, 17, 63, 64, 65, 500]
+    spans = [(start, length) for length in lengths for start in (0, 1, 64)]
+    causal_conv.check_prefill(CUDA, dtype, 1100, num_taps, spans)
+
+
+SHAPES = {
+    "8_2_of_256": KVShape(64, 8, 2, 256),
+    "24_4_of_256": KVShape(16, 24, 4, 256),
+    "6_2_of_128": KVShape(48, 6, 2, 128),
+    "4_4_of_64": KVShape(32, 4, 4, 64),
+}
+MIXED = [
+    (0, 1),
+    (62, 1),
+    (63, 1),
+    (64, 1),
+    (500, 1),
+    (0, 65),
+    (7, 3),
+    (64, 64),
+    (0, 500),
+    (999, 63),
+]
+
+
+@all_dtypes
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_attention_of_a_mixed_batch(shape: KVShape, dtype: torch.dtype) -> None:
+    attention.check(CUDA, dtype, shape, MIXED)
+
+
+@all_dtypes
+@pytest.mark.parametrize("splits", [1, 8, 128])
+def test_attention_with_split_keys(splits: int, dtype: torch.dtype) -> None:
+    spans = [(0, 1), (127, 1), (128, 1), (2000, 1), (5000, 1)]
+    attention.check(CUDA, dtype, SHAPES["8_2_of_256"], spans, splits)
+
+
+@all_dtypes
+def test_d6_padding_lanes_of_attention(dtype: torch.dtype) -> None:
+    attention.check_padding(CUDA, dtype, SHAPES["8_2_of_256"])
+
+
+@all_dtypes
+@pytest.mark.parametrize("num_rows", [1, 65])
+def test_norms_and_activations(num_rows: int, dtype: torch.dtype) -> None:
+    for size in (72, 1024, 5120):
+        fused.check_norms(CUDA, dtype, num_rows, size)
+    for num_heads, size in [(16, 128), (5, 24), (48, 256)]:
+        fused.check_gated_norm(CUDA, dtype, num_rows, num_heads, size)
+    fused.check_gated_norm(CUDA, dtype, 700, 16, 128)
+    for size in (100, 3584, 17408):
+        fused.check_activations(CUDA, dtype, num_rows, size)
+
+
+@all_dtypes
+@pytest.mark.parametrize("heads", [(8, 2), (3, 1)], ids=str)
+def test_rotary_and_cache_writes(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    for num_tokens, head_dim, rotary_dim in [(1, 256, 64), (65, 256, 64), (500, 72, 24)]:
+        fused.check_rotary(
+            CUDA,
+            dtype,
+            num_tokens,
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [HEADS["ratio_1"], HEADS["ratio_3"]], ids=["ratio_1", "ratio_3"])
+def test_fla_chunks(heads: Heads, dtype: torch.dtype) -> None:
+    pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    torch.manual_seed(0)
+    lengths = (1, 63, 64, 65, 500, 130)
+    starts = (0, 64, 0, 5, 0, 128)
+    slots = torch.tensor([9, 0, 3, 7, 1, 4])
+    shapes = [(heads.H, heads.K), (heads.H, heads.K), (heads.HV, heads.V)]
+    num_tokens = sum(lengths)
+    q, k, v = (torch.randn(num_tokens, *shape).to(dtype) for shape in shapes)
+    g, beta = -(torch.rand(num_tokens, heads.HV) ** 3), torch.rand(num_tokens, heads.HV).to(dtype)
+    pool = torch.full((10, heads.HV, heads.V, heads.K), float("nan"))
+    for slot, start in zip(slots.tolist(), starts, strict=True):
+        if start:
+            pool[slot] = torch.randn(pool.shape[1:])
+    own = pool.to(CUDA, copy=True)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FLA's own
+        out = fla.chunk_gated_delta_rule(
+            *(x.to(CUDA) for x in (q, k, v)),
+            g=g.to(CUDA),
+            beta=beta.to(CUDA),
+            pool=own,
+            plan=fla.ChunkPlan.build(slots.to(CUDA), starts, lengths),
+        )
+    plan = ChunkPlan.build(slots, starts, lengths)
+    expected = reference.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
+    assert out.dtype == dtype
+
+    def error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+        return float((actual.cpu().double() - wanted.double()).norm() / wanted.double().norm())
+
+    assert error(out, expected) < 1e-2
+    assert error(own[slots], pool[slots]) < 1e-2
+    others = [slot for slot in range(10) if slot not in slots.tolist()]
+    assert own[others].isnan().all()
+
+
+def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> None:
+    """Graph: convolution and delta rule, batch of 4, replayed for other sequences in other slots."""
+    heads, dtype = HEADS["ratio_2"], torch.bfloat16
+    torch.manual_seed(0)
+    width = 2 * heads.H * heads.K + heads.HV * heads.V
+    x = torch.zeros(4, width, dtype=dtype, device=CUDA)
+    a, b = (torch.zeros(4, heads.HV, dtype=dtype, device=CUDA) for _ in range(2))
+    taps = torch.randn(4, width, dtype=dtype, device=CUDA)
+    parameters = [p.to(CUDA) for p in gated_delta.gate_parameters(heads)]
+    slots, positions = (torch.zeros(4, dtype=torch.int64, device=CUDA) for _ in range(2))
+
+    def step(conv_pool: torch.Tensor, state_pool: torch.Tensor) -> torch.Tensor:
+        mixed = causal_conv.causal_conv_step(x, conv_pool, taps, slots=slots, positions=positions)
+        q, k, v = mixed.split([heads.H * heads.K] * 2 + [heads.HV * heads.V], dim=1)
+        return gated_delta.gated_delta_step(
+            q.unflatten(1, (heads.H, -1)),
+            k.unflatten(1, (heads.H, -1)),
+            v.unflatten(1, (heads.HV, -1)),
+            a=a,
+            b=b,
+            A_log=parameters[0],
+            dt_bias=parameters[1],
+            pool=state_pool,
+            slots=slots,
+            positions=positions,
+        )
+
+    def pools() -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator(CUDA).manual_seed(1)
+        conv = torch.randn(9, width, 3, device=CUDA, generator=generator).to(dtype)
+        shape = (9, heads.HV, heads.V, heads.K)
+        return conv, torch.randn(shape, device=CUDA, generator=generator)
+
+    eager, captured = pools(), pools()
+    slots.fill_(-1)
+    step(*captured)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step(*captured)
+    for lanes, places in [
+        ([3, 8, -1, -1], [4, 0, 0, 0]),
+        ([0, 3, 7, 5], [9, 5, 0, 1]),
+        ([7, 8, 8, -1], [1, 0, 0, 0]),
+    ]:
+        for buffer in (x, a, b):
+            buffer.copy_(torch.randn(buffer.shape))
+        slots.copy_(torch.tensor(lanes))
+        positions.copy_(torch.tensor(places))
+        expected = step(*eager)
+        graph.replay()
+        real = [lane for lane, slot in enumerate(lanes) if 0 <= slot < 8]
+        assert torch.equal(replayed[real], expected[real])
+    for own, other in zip(captured, eager, strict=True):
+        assert torch.equal(own[:8], other[:8])
+
+
+@pytest.mark.parametrize("length", [12, 65])
+def test_the_model_of_kernels_equals_that_of_reference_operations(tiny_model, length: int) -> None:
+    assert not torch.backends.cuda.matmul.allow_tf32
+    model.check_mixed_steps(tiny_model, CUDA, length)
