@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from minivllm_engine.prefix_cache import Match, PrefixCache
 from minivllm_engine.request import CacheUse, Request
+from minivllm_engine.shared_beginnings import SharedBeginnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Scheduler:
         self._plan: dict[Request, int] = {}
         self._num_planned = 0
         self._restores: dict[Request, int] = {}
-        self._leaders: dict[Request, tuple[Request, int]] = {}
+        self._beginnings = SharedBeginnings(cache)
 
     @property
     def has_unfinished(self) -> bool:
@@ -161,7 +162,7 @@ class Scheduler:
             if all(sequence.request is not request for sequence in self._in_flight):
                 self._release(request)
         request.status = "finished"
-        self._leaders.pop(request, None)
+        self._beginnings.forget(request)
         if request in self._quarantine:
             self._quarantine.remove(request)
 
@@ -287,50 +288,14 @@ class Scheduler:
             if not self.state_manager.num_free:
                 self.bound_by = "state slots"
                 return
-            if self._waits_for_leader(request):
+            if self._beginnings.must_wait(request):
                 continue
             match = self.cache.match(request)
-            if self._begins_like_another(request, match):
+            if self._beginnings.find_leader(request, match, self.running):
                 continue
             if not self._can_admit(request, match):
                 return
             self._admit(request, match)
-
-    def _waits_for_leader(self, request: Request) -> bool:
-        """Is the request that computes the beginning of its prompt still on the way?"""
-        leader, boundary = self._leaders.get(request, (None, 0))
-        if leader is None:
-            return False
-        if leader.status == "running" and leader.num_computed_tokens < boundary:
-            return True
-        del self._leaders[request]
-        return False
-
-    def _begins_like_another(self, request: Request, match: Match) -> bool:
-        """Will a running request soon get to a later boundary that `request` can start from?
-
-        Then it shall leave a snapshot there, and `request` is to wait for that.
-        """
-        if match.use.miss_reason in ("disabled", "below_granularity", None):
-            return False
-        best, leader = match.start, None
-        blocks = self.grid // self.block_manager.block_size
-        beginning = self.cache.hashes(request, blocks)[-1]
-        for other in self.running:
-            done = other.num_computed_tokens
-            if done >= len(other.prompt_ids) - 1 or not other.params.prefix_cache:
-                continue
-            if other.block_hashes[blocks - 1 : blocks] != [beginning]:
-                continue
-            boundary = self.cache.shared_boundary(request, other)
-            if boundary > max(best, done):
-                best, leader = boundary, other
-        if leader is None:
-            return False
-        if best not in leader.boundaries:
-            leader.boundaries = sorted([*leader.boundaries, best])
-        self._leaders[request] = (leader, best)
-        return True
 
     def _can_admit(self, request: Request, match: Match) -> bool:
         """Is there a slot, and room for all its tokens beside what running prompts still need?"""

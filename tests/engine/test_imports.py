@@ -43,6 +43,7 @@ ORDER = [
     "block_hash",
     "deltanet_state",
     "prefix_cache",
+    "shared_beginnings",
     "scheduler",
     "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on
