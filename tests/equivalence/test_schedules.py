@@ -1,4 +1,5 @@
-"""Same tokens in any schedule: random arrivals, batches, budgets, block sizes, preemptions and aborts.
+"""Same tokens in any schedule: random arrivals, batches, budgets, block sizes, preemptions and aborts,
+with the prefix cache on and room for many snapshots, for a few, or for none.
 
 One engine serves many schedules in a row, so that slots and blocks change hands, and all of its
 memory is filled with NaN before each. After every step the ownership of all blocks and slots is proved.
@@ -20,6 +21,7 @@ class Tally:
     requests: int = 0
     left_at_a_tie: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0
 
 
 def random_engine(rng: random.Random, model: object, longest: int, *, crowded: bool) -> LLM:
@@ -35,6 +37,7 @@ def random_engine(rng: random.Random, model: object, longest: int, *, crowded: b
         cache={
             "block_size": block_size,
             "num_blocks": needed + rng.choice([0, 1] if crowded else [0, 1, 4, 40]),
+            "snapshot_memory": rng.choice([0, 20_000, 1_000_000, 8_000_000]),
         },
     )
 
@@ -86,6 +89,7 @@ def run_many(model: object, prompts: Sequence[list[int]], *, engines: int, each:
             for _ in range(each):
                 run_schedule(llm, oracle, chosen, rng, tally)
             tally.preemptions += llm.stats().num_preemptions
+            tally.cached_tokens += llm.stats().cached_tokens
     return tally
 
 
@@ -93,10 +97,13 @@ def test_a_thousand_schedules_of_the_tiny_model(tiny_model) -> None:
     rng = random.Random(0)
     lengths = [1, 1, 2, 3, 4, 5, 9, 15, 16, 17, 20, 31, 32, 33, 47, 48, 62, 63, 64, 65, 66, 90, 129]
     prompts = [[rng.randrange(320) for _ in range(length)] for length in lengths]
+    for length in (70, 100, 128, 130):  # that begin like one another
+        prompts.append(prompts[-1][: length - 25] + [rng.randrange(320) for _ in range(25)])
     tally = run_many(tiny_model, prompts, engines=40, each=25)
     print(tally)
     assert tally.requests > 3500
     assert tally.preemptions > 100
+    assert tally.cached_tokens > 5_000
     assert tally.left_at_a_tie <= tally.requests / 1000
 
 
