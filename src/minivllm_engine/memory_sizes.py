@@ -14,7 +14,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Bounds that the operations put on their scratch memory; see ops/ and sampler.py.
 _DELTA_RULE_STEPS, _DELTA_RULE_CHUNK, _DELTA_RULE_GRAIN = 1024, 64, 8
 _ATTENTION_NUMBERS, _ATTENTION_KEYS = 1 << 18, 64
-_SAMPLER_NUMBERS, _SAMPLER_BYTES = 8 << 20, 58
+_SAMPLER_NUMBERS, _SAMPLER_BYTES = 8 << 20, 60
 _HEAD_ROWS = 16
 _PER_TOKEN = 160  # ids, positions, places, cos and sin
 

@@ -109,10 +109,12 @@ def test_a_step_needs_what_was_planned_and_not_much_less(
     }
     with open_llm(tmp_path, SHAPES[shape], engine=engine) as llm:
         llm.generate([1, 2, 3], SamplingParams(max_tokens=2))
+        # In one step, and all side by side: nobody waits for another's beginning.
+        params = SamplingParams(max_tokens=2, repetition_penalty=1.1, prefix_cache=False)
         peaks = []
         for prompts in ([[5] * num_tokens], [[5] * (num_tokens // num_seqs - 1)] * num_seqs):
             for prompt in prompts:
-                llm.add_request(prompt, SamplingParams(max_tokens=2, repetition_penalty=1.1))
+                llm.add_request(prompt, params)
             with PeakMemory() as memory:
                 while llm.has_unfinished:
                     llm.step()

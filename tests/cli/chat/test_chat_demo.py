@@ -38,7 +38,7 @@ def test_k12_short_turns_say_what_they_cost(demo):
         assert "blocks" in terminal.ask("/show memory")
         terminal.type(CTRL_D)
         assert terminal.wait_for_exit() == 0
-    assert re.search(r"^KV blocks +0/64 used +at most [12] so far$", cache, re.M)
+    assert re.search(r"^KV blocks +0/[\d,]+ used +at most [12] so far$", cache, re.M)
     assert re.search(r"^state slots +0/1 used +at most 1 so far$", cache, re.M)
     rows = [json.loads(line) for line in (demo.home / "t.jsonl").read_text().splitlines()]
     answers = [row for row in rows if row.get("role") == "assistant"]
