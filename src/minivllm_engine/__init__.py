@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 # Models are local directories: nothing this package imports may look for them anywhere else.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# torch's threads wait for each other by spinning. Where another program has one of the cores they burn
+# what they wait for: a step of a small model was seen to take 40 times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from minivllm_engine.config import EngineConfig
