@@ -43,6 +43,10 @@ class ModelRunner:
             device=device,
         )
 
+    def allocated_bytes(self) -> dict[str, int]:
+        """Bytes of weights and pools, by the names of the memory plan's rows."""
+        return {"weights": held_bytes(self.model), **self.pool.bytes_by_pool()}
+
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> torch.Tensor:
         """Compute one step. Returns the logits of the sequences that sample: [num_sampling, vocab].
@@ -56,3 +60,15 @@ class ModelRunner:
         if saves:
             self.pool.save(*zip(*saves, strict=True))
         return logits
+
+
+def held_bytes(model: torch.nn.Module) -> int:
+    """Bytes of all tensors that a model's modules hold, each storage counted once."""
+    storages: dict[int, int] = {}
+    for module in model.modules():
+        for value in (*module._parameters.values(), *vars(module).values()):
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, torch.Tensor):
+                    storage = one.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

@@ -41,6 +41,7 @@ ORDER = [
     "block_hash",
     "deltanet_state",
     "prefix_cache",
+    "cache_report",
     "scheduler",
     # torch from here on
     "cache_pool",
