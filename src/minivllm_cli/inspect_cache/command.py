@@ -117,7 +117,9 @@ class InspectFlags(OptionGroup):
         if view == "plan":
             _refuse(tree, "the views that show a tree", "minivllm inspect-cache run --input FILE")
         if view != "run":
-            _refuse([("--input", self.input)], "the view run", "minivllm inspect-cache run")
+            _refuse(
+                [("--input", self.input)], "the view run", "minivllm inspect-cache run --input FILE"
+            )
         elif self.input is None:
             raise CliError("run: there are no requests to run", hint="--input FILE (- for stdin)")
 
@@ -137,7 +139,7 @@ def register(app: typer.Typer) -> None:
         words: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[MODEL] [plan|run] or FILE",
+                metavar="[MODEL] [plan|run] | FILE",
                 help="MODEL: a directory with a config.json, or demo (default).  [model] "
                 "plan: what its memory is used for (default view). "
                 "run: what a cache holds after the requests of --input. "
@@ -172,7 +174,7 @@ def register(app: typer.Typer) -> None:
         if settings is None:
             return 0
         if asked.dump is not None:
-            _refuse_engine_flags(engine)
+            _refuse_settings(run, engine)
             from minivllm_cli.inspect_cache.dump_view import show_dump
 
             return show_dump(run, asked.dump, options, as_json=flags.json_)
@@ -186,6 +188,9 @@ def register(app: typer.Typer) -> None:
         return show_plan(run, settings, flags)
 
 
-def _refuse_engine_flags(engine: EngineFlags) -> None:
-    for flag, _ in engine.typed().values():
-        raise CliError(f"{flag} goes with an engine; a dump is of one that has run")
+def _refuse_settings(run: Invocation, engine: EngineFlags) -> None:
+    common = [("--set", run.options.set_), ("--config", run.options.config)]
+    given = [flag for flag, _ in engine.typed().values()]
+    given += [flag for flag, value in common if value]
+    if given:
+        raise CliError(f"{given[0]} is for an engine, and a dump is of one that has run")

@@ -46,9 +46,10 @@ def _pool_lines(pools: dict[str, Any]) -> Iterator[str]:
 def _hit_lines(document: dict[str, Any]) -> Iterator[str]:
     hit, pools, nodes = document["hit"], document["pools"], document["nodes"]
     snapshots = pools["snapshots"]
+    segments = "1 segment" if len(nodes) == 1 else f"{len(nodes):,} segments"
     yield (
-        f"prefix cache: {len(nodes):,} {'segment' if len(nodes) == 1 else 'segments'} · {pools['kv']['cached']:,}/"
-        f"{pools['kv']['total']:,} blocks · snapshots {snapshots['used']:,}/{snapshots['total']:,}"
+        f"prefix cache: {segments} · {pools['kv']['cached']:,}/{pools['kv']['total']:,} blocks"
+        f" · snapshots {snapshots['used']:,}/{snapshots['total']:,}"
     )
     yield f"hits, of {hit['prompt_tokens']:,} prompt tokens in {hit['requests']:,} requests:"
     yield f"  KV found  {hit['kv_tokens']:>12,}  {hit['kv']:>6.1%}"

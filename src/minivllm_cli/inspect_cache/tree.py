@@ -12,7 +12,7 @@ from minivllm_cli.problems import CliError
 WIDTH = 80
 DEFAULT_LIMIT = 20
 # A chat that goes on for long is a chain of segments: beyond this the indentation grows no more.
-_MOST_INDENT = 21
+_MOST_INDENT = 15
 _HASH_DIGITS = 8
 _TEXT_CHARACTERS = 200
 

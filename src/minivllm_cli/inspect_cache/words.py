@@ -46,7 +46,7 @@ def read_words(words: Sequence[str]) -> Words:
     if models and models[0].endswith(".json") and not Path(models[0]).exists():
         raise CliError(
             f"cannot read {models[0]}: no such file",
-            hint="generate --input FILE --cache-dump DUMP writes a dump",
+            hint="minivllm generate --input FILE --cache-dump DUMP writes a dump",
         )
     dump = Path(dumps[0]) if dumps else None
     return Words(views[0] if views else VIEWS[0], models[0] if models else None, dump)
