@@ -36,9 +36,9 @@ def node(number: int, parent: int, start: int, end: int, **more: Any) -> dict[st
 # The example of the issue: two branches, one of which has KV alone below it.
 NODES = [
     node(1, 0, 0, 576, hits=212, refs=3, snapshot=576, age=1, hash=HASHES[0]),
-    node(2, 1, 576, 1152, hits=180, refs=2, snapshot=1152, age=1, hash=HASHES[1]),
+    node(2, 1, 576, 1152, hits=180, refs=2, snapshot=1152, age=3, hash=HASHES[1]),
     node(3, 2, 1152, 1728, hits=64, recomputed=64, age=5, hash=HASHES[2]),
-    node(4, 1, 576, 960, hits=2, age=2),
+    node(4, 1, 576, 960, hits=2, age=1),
 ]
 
 
@@ -108,7 +108,7 @@ def test_the_tree(real: Program, dump: dict[str, Any]) -> None:
     [
         (["--limit", "2"], ["[0..576)", "[576..1152)"], "… 2 segments more; --limit 4 shows all"),
         (["--sort", "tokens", "--limit", "2"], ["[0..576)", "[576..1152)"], "… 2 segments more"),
-        (["--sort", "age"], ["[0..576)", "[576..1152)", "[1152..1728)", "[576..960)"], ""),
+        (["--sort", "age"], ["[0..576)", "[576..960)", "[576..1152)", "[1152..1728)"], ""),
         (["--filter", "aaaa"], ["[0..576)", "[576..1152)", "[1152..1728)"], "1 of 4 segments pass"),
         (["--filter", "held"], ["[0..576)", "[576..1152)"], "2 of 4 segments pass: held"),
         (

@@ -285,3 +285,13 @@ def test_one_prompt_can_be_dumped_and_a_dry_run_cannot(real: Program, tiny_model
     dry = real.run(*args, "--dry-run")
     assert dry.code == 2
     assert "error: --cache-dump has nothing to hold after a --dry-run" in dry.err
+
+
+def test_where_no_line_can_be_run_there_is_the_plan_alone(real: Program, tiny_model: Path) -> None:
+    source = real.write_lines("in.jsonl", ["no JSON"])
+    done = real.run("inspect-cache", tiny_model, "run", "-i", source, *SMALL)
+    assert done.code == 3
+    assert "state slots" in done.out and "prefix cache:" not in done.out
+    args = ["generate", tiny_model, "-i", source, "--cache-dump", "d.json", *SMALL]
+    assert real.run(*args).code == 3
+    assert real.run("inspect-cache", "d.json").out == done.out
