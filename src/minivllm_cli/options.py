@@ -140,6 +140,16 @@ class CommonOptions(OptionGroup):
     ] = False
 
 
+CacheDumpOption = Annotated[
+    Path | None,
+    _option(
+        "--cache-dump",
+        metavar="FILE",
+        panel="Cache",
+        help="Write what the prefix cache holds, at the end and at SIGUSR1, for inspect-cache FILE",
+    ),
+]
+
 DeviceOption = Annotated[
     Device | None, _option("--device", panel=_ENGINE, help="Where to run  [engine.device]")
 ]

@@ -45,6 +45,10 @@ class BlockManager:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_holders(self, block: int) -> int:
+        """Requests that hold the block."""
+        return self._ref_counts[block]
+
     def is_idle(self, block: int) -> bool:
         return block in self._idle
 

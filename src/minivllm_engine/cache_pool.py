@@ -75,12 +75,24 @@ class CachePool:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors())
+        return _num_bytes(self.tensors())
+
+    def bytes_by_pool(self) -> dict[str, int]:
+        """Bytes that are allocated, by the names of the memory plan's rows."""
+        return {
+            "state slots": _num_bytes(self.conv + self.recurrent),
+            "snapshots": _num_bytes(self.conv_snapshots + self.recurrent_snapshots),
+            "KV blocks": _num_bytes(self.keys + self.values),
+        }
 
     def fill_(self, value: float) -> None:
         """Overwrite everything: tests poison the memory with NaN."""
         for tensor in self.tensors():
             tensor.fill_(value)
+
+
+def _num_bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _copy_rows(

@@ -13,6 +13,7 @@ import torch
 
 from minivllm_engine.answer import Answer
 from minivllm_engine.block_manager import BlockManager
+from minivllm_engine.cache_report import CacheReport, cache_report
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.errors import ConfigError, EngineError, RequestError
@@ -336,6 +337,18 @@ class LLM:
     def clear_cache(self) -> None:
         """Forget all cached prefixes. What running requests hold they keep until they end."""
         self._cache.clear()
+
+    def cache_report(self) -> CacheReport:
+        """What the prefix cache holds at this moment, and what it was good for."""
+        return cache_report(self._cache, self.stats())
+
+    def allocated_bytes(self) -> dict[str, int]:
+        """Bytes of weights and pools as they are allocated, by the names of the memory plan's rows.
+
+        Raises:
+            EngineError: the LLM is closed.
+        """
+        return self._open_runner().allocated_bytes()
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""

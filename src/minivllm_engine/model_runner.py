@@ -60,6 +60,10 @@ class ModelRunner:
             device=device,
         )
 
+    def allocated_bytes(self) -> dict[str, int]:
+        """Bytes of weights and pools, by the names of the memory plan's rows."""
+        return {"weights": held_bytes(self.model), **self.pool.bytes_by_pool()}
+
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepOutput:
         """Compute one step.
@@ -87,3 +91,15 @@ def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
     request = sequence.request
     for position in sequence.scored:
         yield request.prompt_ids[position + 1], request.params.prompt_logprobs or 0
+
+
+def held_bytes(model: torch.nn.Module) -> int:
+    """Bytes of all tensors that a model's modules hold, each storage counted once."""
+    storages: dict[int, int] = {}
+    for module in model.modules():
+        for value in (*module._parameters.values(), *vars(module).values()):
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, torch.Tensor):
+                    storage = one.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

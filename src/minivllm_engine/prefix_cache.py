@@ -24,6 +24,8 @@ class Node:
         end: tokens from the beginning to the block's end.
         answer_at: where the answer began in the chat whose request computed this block, or None.
         hits: requests that found it.
+        recomputed: those of them that computed it again all the same, for want of a state after it.
+        last_use: how many requests had started when it was found last, or else made.
     """
 
     hash: bytes
@@ -34,7 +36,8 @@ class Node:
     answer_at: int | None = None
     snapshot: int | None = None
     hits: int = 0
-    last_hit: int = 0
+    recomputed: int = 0
+    last_use: int = 0
     children: dict[bytes, "Node"] = field(default_factory=dict)
 
 
@@ -82,7 +85,7 @@ class PrefixCache:
         self._by_block: dict[int, Node] = {}
         self._by_snapshot: dict[int, Node] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        self._num_matches = 0
+        self.num_starts = self.num_requests = 0
         self.num_evicted_blocks = 0
         self.prompt_tokens = self.cached_tokens = self.kv_matched_tokens = self.restored_tokens = 0
         self.misses: Counter[str] = Counter()
@@ -112,10 +115,11 @@ class PrefixCache:
         request.block_table = [node.block for node in held]
         request.num_computed_tokens = match.start
         request.boundaries = self._boundaries(request, match)
-        self._num_matches += 1
+        self.num_starts += 1
         for node in match.nodes:
             node.hits += 1
-            node.last_hit = self._num_matches
+            node.recomputed += node.end > match.start
+            node.last_use = self.num_starts
         self._count(request, match.use)
         if not match.start:
             return None
@@ -128,6 +132,7 @@ class PrefixCache:
         if request.cache_use is not None or request.index:
             self.restored_tokens += use.cached_tokens
         else:
+            self.num_requests += 1
             self.prompt_tokens += len(request.prompt_ids)
             self.cached_tokens += use.cached_tokens
             self.kv_matched_tokens += use.kv_matched
@@ -275,6 +280,7 @@ class PrefixCache:
             if node is None:
                 ids = tuple(request.token_ids(i * size, (i + 1) * size))
                 node = Node(hashes[i], parent, table[i], ids, (i + 1) * size, request.answer_at)
+                node.last_use = self.num_starts
                 self._add(node)
             elif node.block != table[i]:
                 self.blocks.hold([node.block])
@@ -357,6 +363,10 @@ class PrefixCache:
     @property
     def num_nodes(self) -> int:
         return len(self._nodes)
+
+    def roots(self) -> list[Node]:
+        """The first blocks of all that is cached, oldest first."""
+        return list(self._root.children.values())
 
     def walk(self) -> Iterator[Node]:
         """All nodes, parents before children."""

@@ -66,6 +66,7 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     generation_config = load_generation_config(path)
     tied = index.seems_tied(model_config)
     plan = plan_memory(model_config, config, host_memory(), tied=tied)
+    logger.info("%s", _what_can_hit(plan))
     end_ids = {
         *model_config.eos_token_ids,
         *generation_config.eos_token_ids,
@@ -84,6 +85,19 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
         config=_resolve(config, plan),
         end_ids=frozenset(end_ids),
     )
+
+
+def _what_can_hit(plan: MemoryPlan) -> str:
+    pools = (
+        f"{plan.num_snapshots:,} state snapshots, {plan.num_blocks:,} KV blocks of "
+        f"{plan.block_size} tokens"
+    )
+    if not plan.prefix_cache:
+        return f"prefix cache: off; {pools}"
+    shortest = plan.min_reusable_prefix
+    if shortest is None:
+        return f"prefix cache: no prefix can hit; {pools}"
+    return f"prefix cache: the shortest prefix that can hit has {shortest} tokens; {pools}"
 
 
 def _resolve(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:

@@ -44,6 +44,7 @@ ORDER = [
     "deltanet_state",
     "prefix_cache",
     "shared_beginnings",
+    "cache_report",
     "scheduler",
     "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on

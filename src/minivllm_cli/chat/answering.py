@@ -1,5 +1,6 @@
 """One request from question to last token, and how it is stopped on the way."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minivllm_engine.errors import EngineError
@@ -26,7 +27,12 @@ class Listener(Protocol):
 
 
 def stream_answer(
-    llm: "LLM", prompt: Any, params: SamplingParams, listener: Listener, stop: StopFlag
+    llm: "LLM",
+    prompt: Any,
+    params: SamplingParams,
+    listener: Listener,
+    stop: StopFlag,
+    between_steps: Callable[[], None] = lambda: None,
 ) -> RequestOutput:
     """Run one request to its end, or until `stop` is requested: then it ends within one step.
 
@@ -48,6 +54,7 @@ def stream_answer(
                     return output
             if not llm.has_unfinished:
                 raise EngineError("the engine lost the request")
+            between_steps()
         aborted = llm.abort(request_id)
         if aborted is None:
             raise EngineError("the engine lost the request")

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.options import EngineFlags, ModelArgument, OptionGroup, SamplingFlags, ThinkFlags
+from minivllm_cli.options import (
+    CacheDumpOption,
+    EngineFlags,
+    ModelArgument,
+    OptionGroup,
+    SamplingFlags,
+    ThinkFlags,
+)
 from minivllm_cli.problems import CliError, ExitCode
 from minivllm_cli.startup import configure
 
@@ -52,6 +59,7 @@ class ChatFlags(OptionGroup):
         _option("--no-history", help="Neither read nor store what is typed  [chat.history]"),
     ] = False
     vi: Annotated[bool, _option("--vi", help="vi keys at the prompt")] = False
+    cache_dump: CacheDumpOption = None
 
     def typed(self) -> dict[str, tuple[str, Any]]:
         """As in other groups; a flag that switches off sets its key to false."""
@@ -108,7 +116,12 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
     question = None if interactive else read_question()
     run.interrupts.activity = "looking at the model"
     with open_chat(
-        run, settings, load=flags.load, transcript=flags.transcript, resume=flags.resume
+        run,
+        settings,
+        load=flags.load,
+        transcript=flags.transcript,
+        resume=flags.resume,
+        cache_dump=flags.cache_dump,
     ) as chat:
         if question is None:
             return run_repl(run, chat, vi=flags.vi)

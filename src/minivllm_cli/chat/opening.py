@@ -23,6 +23,8 @@ from minivllm_cli.config_file import Entry
 from minivllm_cli.console import claim_stdout, wants_colour
 from minivllm_cli.crash import state_dir
 from minivllm_cli.generate.fingerprint import fingerprint_parts
+from minivllm_cli.generate.output_target import check_side_file
+from minivllm_cli.inspect_cache.watch import cache_watch
 from minivllm_cli.problems import CliError, ExitCode
 from minivllm_cli.progress import Progress, make_reporter
 from minivllm_cli.settings import Settings
@@ -44,23 +46,29 @@ def open_chat(
     load: Path | None,
     transcript: Path | None,
     resume: bool,
+    cache_dump: Path | None = None,
 ) -> Iterator[Chat]:
     """A chat with its engine, which is closed at the end.
 
     Args:
         load: a saved chat to go on with.
         transcript: the file to append turns to; with `resume` the chat in it goes on.
+        cache_dump: the file for what the prefix cache holds.
 
     Raises:
         CliError: a file or an option will not do.
         EngineError: the model will not.
     """
     settings = _for_one_conversation(settings)
+    others = {"--transcript": transcript, "--load": load}
+    check_side_file("--cache-dump", cache_dump, "cache.json", others)
     prepared = engine_factory.prepare_model(settings)
     path = prepared.path
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     think = _checked_think(run, settings, prepared.tokenizer)
-    with ExitStack() as stack:
+    # No line about a dump at the prompt: it would get between what is typed.
+    watch = cache_watch(cache_dump, "chat", settings, prepared, run.console, announce=False)
+    with watch.checked(), ExitStack() as stack:
         saved, source = (None, "") if load is None else (load_chat(load), str(load))
         log = None
         if transcript is not None:
@@ -75,9 +83,11 @@ def open_chat(
         }
         claim_stdout()
         run.interrupts.activity = "loading the model"
+        stack.enter_context(watch.answering_signals())
         llm = stack.enter_context(_load(run, settings, prepared))
+        stack.enter_context(watch.over(llm))
         run.interrupts.check()
-        chat = Chat(llm, model, settings, settings, think=think, log=log)
+        chat = Chat(llm, model, settings, settings, think=think, log=log, between_steps=watch.poll)
         chat.transcript = chat.transcript.with_system(settings.chat.system)
         if settings.source("sampling.seed") == "default":
             chat.draw_seed()

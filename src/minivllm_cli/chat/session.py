@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ class Chat:
         keep_kwargs: template arguments which that takes.
         saved: the transcript as it was last saved.
         log: the file of `--transcript`.
+        between_steps: called while the engine is between two steps.
     """
 
     llm: "LLM"
@@ -75,6 +76,7 @@ class Chat:
     log: TranscriptFile | None = None
     totals: Totals = field(default_factory=Totals)
     last_output: RequestOutput | None = None
+    between_steps: Callable[[], None] = lambda: None
 
     @property
     def template(self) -> Template:
@@ -211,7 +213,7 @@ class Chat:
         self, prompt: Mapping[str, Any], params: SamplingParams, listener: Listener, stop: StopFlag
     ) -> RequestOutput:
         begun = time.monotonic()
-        output = stream_answer(self.llm, prompt, params, listener, stop)
+        output = stream_answer(self.llm, prompt, params, listener, stop, self.between_steps)
         self.totals.add(output, time.monotonic() - begun)
         self.last_output = output
         return output

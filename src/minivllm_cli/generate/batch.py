@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,12 @@ from minivllm_cli.generate.job_source import JobSource
 from minivllm_cli.generate.journal import Journal
 from minivllm_cli.generate.line_parser import LineParser
 from minivllm_cli.generate.line_types import BadLine
-from minivllm_cli.generate.output_target import OutputTarget, check_output, check_summary
+from minivllm_cli.generate.output_target import (
+    OutputTarget,
+    check_output,
+    check_side_file,
+    check_summary,
+)
 from minivllm_cli.generate.overrides import Overrides, check_thinking
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.records import bad_line_record
@@ -35,6 +40,7 @@ from minivllm_cli.generate.scan import Scan, Selection, failed_ids
 from minivllm_cli.generate.sinks import Sink, open_sink
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.generate.verify import Verifier, VerifyCounts
+from minivllm_cli.inspect_cache.watch import CacheWatch, cache_watch
 from minivllm_cli.problems import CliError
 from minivllm_cli.progress import Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
@@ -68,14 +74,18 @@ def run_batch(
         CliError, EngineError: the run cannot be begun, or could not be finished.
     """
     with ExitStack() as stack:
-        batch = _check(run, settings, flags, overrides, stack)
+        batch = check_batch(run, settings, flags, overrides, stack)
         if flags.dry_run:
             return run_dry(batch.run, batch.settings, flags, batch.source, batch.model_path)
         journal = _open_journal(batch, stack)
-        scan = _scan(batch, journal)
+        scan = scan_input(batch, journal)
         sink = open_sink(batch.target, flags, journal, scan.indices, stack)
+        assert batch.prepared is not None
+        watch = cache_watch(
+            flags.cache_dump, "generate", batch.settings, batch.prepared, run.console
+        )
         try:
-            finished = _answer(batch, scan, journal, sink)
+            finished = answer_jobs(batch, scan, journal, sink, watch)
             if finished:
                 run.interrupts.activity = "publishing the output"
                 sink.finish()
@@ -86,16 +96,18 @@ def run_batch(
             raise
         if not finished:
             sink.stop()
+            watch.warn()
             if batch.tally.num_records:
                 report_interrupt(run.console, batch.tally, scan, flags, batch.target)
             return run.interrupts.exit_code
         write_summary(flags.summary, batch.tally)
+        watch.check()
         advice = batch.remedies.advice(batch.tally)
         code = report_end(run.console, batch.tally, scan, flags, batch.source.source, advice)
         return code if run.interrupts.received is None else run.interrupts.exit_code
 
 
-def _check(
+def check_batch(
     run: Invocation,
     settings: Settings,
     flags: GenerateFlags,
@@ -116,6 +128,10 @@ def _check(
         output = flags.output or "-"
         target = check_output(output, source, resume=resume, overwrite=flags.overwrite)
         check_summary(flags.summary, source, target, flags.only_failed)
+        others = {"--only-failed": flags.only_failed, "--summary": flags.summary}
+        check_side_file(
+            *("--cache-dump", flags.cache_dump, "cache.json", others), source=source, target=target
+        )
     run.interrupts.activity = "looking at the model"
     prepared = None
     if flags.dry_run:  # which shows what would be refused
@@ -168,7 +184,7 @@ def _open_journal(batch: Batch, stack: ExitStack) -> Journal | None:
     return journal
 
 
-def _scan(batch: Batch, journal: Journal | None) -> Scan:
+def scan_input(batch: Batch, journal: Journal | None) -> Scan:
     batch.run.interrupts.activity = "reading the input"
     console, flags = batch.run.console, batch.flags
     stop = flags.on_error is OnError.STOP
@@ -221,7 +237,9 @@ def _refuse_nothing(batch: Batch, name: str) -> None:
     )
 
 
-def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bool:
+def answer_jobs(
+    batch: Batch, scan: Scan, journal: Journal | None, sink: Sink, watch: CacheWatch
+) -> bool:
     """Write a record for every line that has none. False when a signal ended it early."""
     jobs = batch.source.jobs_left(journal)
     if not scan.num_left:
@@ -230,6 +248,7 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
             record = bad_line_record(job.line)
             sink.put(job.position, job.line.index, job.key, record)
             batch.tally.add_record(record)
+        watch.without_engine()
         return True
     run, flags, tally = batch.run, batch.flags, batch.tally
     assert batch.prepared is not None
@@ -237,13 +256,13 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
     run.interrupts.activity = "loading the model"
     began = time.monotonic()
     guard_stdout()
-    try:
+    with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=batch.settings.model))
         with run.interrupts.deferred():
             llm = engine_factory.open_engine(
                 batch.prepared, loading_progress(reporter, run.interrupts)
             )
-        with llm:
+        with llm, watch.over(llm):
             run.interrupts.check()
             tally.load_s = time.monotonic() - began
             _warn_of_raw_prompts(batch, scan, llm.tokenizer.has_chat_template)
@@ -270,6 +289,7 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
                 batch.remedies,
                 strip_thinking=flags.strip_thinking,
                 verifier=verifier,
+                between_steps=watch.poll,
             )
             began = time.monotonic()
             try:
@@ -277,8 +297,6 @@ def _answer(batch: Batch, scan: Scan, journal: Journal | None, sink: Sink) -> bo
             finally:
                 tally.generate_s = time.monotonic() - began
                 tally.stats = llm.stats()
-    finally:
-        reporter.close()
 
 
 def _warn_of_raw_prompts(batch: Batch, scan: Scan, has_template: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minivllm_cli.options import OptionGroup
+from minivllm_cli.options import CacheDumpOption, OptionGroup
 from minivllm_cli.problems import CliError
 
 _ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
@@ -183,6 +183,7 @@ class GenerateFlags(OptionGroup):
         Truncate | None,
         _option("--truncate", panel=_PROMPT, help="Cut prompts that are too long, at this place"),
     ] = None
+    cache_dump: CacheDumpOption = None
     force_param: Annotated[
         list[str] | None,
         _option(
@@ -284,6 +285,10 @@ def _check_output_flags(flags: GenerateFlags) -> None:
             raise CliError(f"{name} needs records to stand in", hint="--format jsonl")
     if flags.summary is not None and flags.dry_run:
         raise CliError("--summary has no figures of a --dry-run", hint="--dry-run --json")
+    if flags.cache_dump is not None and flags.dry_run:
+        raise CliError(
+            "--cache-dump has nothing to hold after a --dry-run", hint="drop one of them"
+        )
     if flags.streams_prompt:
         for name, given in (("--resume", flags.resume), ("--overwrite", flags.overwrite)):
             if given:

@@ -1,6 +1,7 @@
 """`--prompt`: one answer, streamed to stdout as it comes; the text and its end, nothing else."""
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine_factory
@@ -8,12 +9,13 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.console import Console, Results, claim_stdout, strip_controls
 from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.generate.line_parser import LineParser
-from minivllm_cli.generate.output_target import OutputTarget, check_summary
+from minivllm_cli.generate.output_target import OutputTarget, check_side_file, check_summary
 from minivllm_cli.generate.overrides import Overrides, check_thinking
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.remedies import Remedies
 from minivllm_cli.generate.report import write_summary
 from minivllm_cli.generate.tally import Tally
+from minivllm_cli.inspect_cache.watch import CacheWatch, cache_watch
 from minivllm_cli.problems import ExitCode, Problem
 from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
@@ -34,18 +36,20 @@ def stream_prompt(
     """
     run.interrupts.activity = "looking at the model"
     check_summary(flags.summary, None, OutputTarget(None))
+    check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--summary": flags.summary})
     prepared = engine_factory.prepare_model(settings)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     results = claim_stdout()
     reporter = make_reporter(settings.output.progress, run.console)
     tally = Tally()
+    watch = cache_watch(flags.cache_dump, "generate", settings, prepared, run.console)
     run.interrupts.activity = "loading the model"
-    try:
+    with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=settings.model))
         with run.interrupts.deferred():
             llm = engine_factory.open_engine(prepared, loading_progress(reporter, run.interrupts))
-        with llm:
+        with llm, watch.over(llm):
             run.interrupts.check()
             tally.load_s = time.monotonic() - tally.started
             reporter.close()
@@ -58,14 +62,13 @@ def stream_prompt(
                 show_reasoning=not flags.strip_thinking,
             )
             remedies = Remedies(settings, prepared.path)
-            last = _stream(llm, settings, flags, overrides, writer, remedies)
+            last = _stream(llm, settings, flags, overrides, writer, remedies, watch)
             tally.generate_s = time.monotonic() - tally.started - tally.load_s
             tally.stats = llm.stats()
-    finally:
-        reporter.close()
     tally.add_output(last)
     code = _report(run.console, last, tally)
     write_summary(flags.summary, tally)
+    watch.check()
     return code
 
 
@@ -76,6 +79,7 @@ def _stream(
     overrides: Overrides,
     writer: "_Writer",
     remedies: Remedies,
+    watch: CacheWatch,
 ) -> RequestOutput:
     builder = PromptBuilder(
         llm.tokenizer, llm.max_model_len, think=overrides.think, truncate=flags.truncate
@@ -96,6 +100,7 @@ def _stream(
     try:
         for last in llm.stream(prompt.for_engine(), own):
             writer.take(last, len(prompt.ids))
+            watch.poll()
     finally:
         writer.end()
     assert last is not None, "a stream yields at least its end"

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,31 +126,53 @@ def check_summary(
     Raises:
         CliError: it is another file of this run, or cannot be written.
     """
-    if summary is None:
+    others = {"--only-failed": earlier}
+    check_side_file("--summary", summary, "summary.json", others, source=source, target=target)
+
+
+def check_side_file(
+    flag: str,
+    path: Path | None,
+    example: str,
+    others: Mapping[str, Path | None],
+    *,
+    source: InputFile | None = None,
+    target: OutputTarget | None = None,
+) -> None:
+    """Find out whether a file beside the output may be written. Nothing is created.
+
+    Args:
+        flag: that names it, as in "--summary".
+        example: a name that would do.
+        others: flag -> path of the other files of this run.
+
+    Raises:
+        CliError: it is another file of this run, or cannot be written.
+    """
+    if path is None:
         return
-    if str(summary) in _STDOUT_NAMES:
-        raise CliError(
-            f"--summary {summary}: stdout holds results only", hint="--summary summary.json"
-        )
-    hint = "--summary summary.json"
-    if source is not None and source.same_file(summary):
-        raise CliError("--summary and --input are the same file", hint=hint)
-    if earlier is not None and _same_path(summary, earlier):
-        raise CliError("--summary and --only-failed are the same file", hint=hint)
-    if target.path is not None:
-        if _same_path(summary, target.path):
-            raise CliError("--summary and --output are the same file", hint=hint)
-        if target.is_file and _same_path(summary, target.journal_path):
-            raise CliError("--summary is the journal of --output", hint=hint)
-    if summary.is_dir():
-        raise _cannot(summary, "it is a directory", hint=f"--summary {summary / 'summary.json'}")
-    real = Path(os.path.realpath(summary))
-    if not summary.exists() and not real.parent.is_dir():
-        raise _cannot(summary, "its directory does not exist", hint=f"mkdir -p {real.parent}")
+    hint = f"{flag} {example}"
+    if str(path) in _STDOUT_NAMES:
+        raise CliError(f"{flag} {path}: stdout holds results only", hint=hint)
+    if source is not None and source.same_file(path):
+        raise CliError(f"{flag} and --input are the same file", hint=hint)
+    for name, other in others.items():
+        if other is not None and _same_path(path, other):
+            raise CliError(f"{flag} and {name} are the same file", hint=hint)
+    if target is not None and target.path is not None:
+        if _same_path(path, target.path):
+            raise CliError(f"{flag} and --output are the same file", hint=hint)
+        if target.is_file and _same_path(path, target.journal_path):
+            raise CliError(f"{flag} is the journal of --output", hint=hint)
+    if path.is_dir():
+        raise _cannot(path, "it is a directory", hint=f"{flag} {path / example}")
+    real = Path(os.path.realpath(path))
+    if not path.exists() and not real.parent.is_dir():
+        raise _cannot(path, "its directory does not exist", hint=f"mkdir -p {real.parent}")
     # A file is replaced, which takes the directory; anything else is written to.
-    written = summary if summary.exists() and not summary.is_file() else real.parent
+    written = path if path.exists() and not path.is_file() else real.parent
     if not os.access(written, os.W_OK):
-        raise _cannot(summary, "permission denied", hint=hint)
+        raise _cannot(path, "permission denied", hint=hint)
 
 
 def _same_path(one: Path, other: Path) -> bool:

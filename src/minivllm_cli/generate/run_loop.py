@@ -1,7 +1,7 @@
 """The loop between input, engine and output: a bounded window of requests, each record written at once."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class RunLoop:
         jobs: read lazily; at most `window` sequences are held at a time.
         progress: shown and kept up to date; `done` and `total` count sequences.
         verifier: replays some of the answered requests; None replays none.
+        between_steps: called while the engine is between two steps.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RunLoop:
         *,
         strip_thinking: bool = False,
         verifier: Verifier | None = None,
+        between_steps: Callable[[], None] = lambda: None,
     ) -> None:
         self._llm = llm
         self._jobs = jobs
@@ -71,6 +73,7 @@ class RunLoop:
         self._remedies = remedies
         self._strip_thinking = strip_thinking
         self._verifier = verifier
+        self._between_steps = between_steps
         self._window = 2 * (llm.config.engine.max_num_seqs or 1)
         self._running: dict[str, _Running] = {}
         self._in_flight = 0
@@ -187,6 +190,7 @@ class RunLoop:
                 self._finish(running, output)
         if (self._running or self._replaying) and not self._llm.has_unfinished:
             raise EngineDied("engine failed: it lost requests", why=", ".join([*self._running][:5]))
+        self._between_steps()
         self._show()
 
     def _engine_step(self) -> list[RequestOutput]:

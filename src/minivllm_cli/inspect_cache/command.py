@@ -1,40 +1,133 @@
 """The command `inspect-cache`: from its words and options to a view."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.inspect_cache.solve import Solvable
+from minivllm_cli.inspect_cache.tree import (
+    DEFAULT_LIMIT,
+    FILTERS,
+    SortKey,
+    TreeOptions,
+    check_filters,
+)
 from minivllm_cli.options import EngineFlags, OptionGroup
+from minivllm_cli.problems import CliError
+
+_PLAN, _RUN, _TREE = "Plan", "Run", "Tree (run, and dumps)"
+
+
+def _option(*names: str, panel: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(
+        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
+    )
 
 
 @dataclass(frozen=True)
-class PlanFlags(OptionGroup):
-    """Flags of the view `plan`."""
+class InspectFlags(OptionGroup):
+    """Flags of `inspect-cache` alone."""
 
     memory: Annotated[
         str | None,
-        typer.Option(
+        _option(
             "--memory",
             metavar="SIZE",
-            show_default=False,
+            panel=_PLAN,
             help="Plan for a GPU of that size, such as 80GiB; with --device cpu for so much RAM",
         ),
     ] = None
     solve: Annotated[
         Solvable | None,
-        typer.Option(
-            "--solve",
-            show_default=False,
-            help="Print the largest value that fits, as YAML to paste",
+        _option("--solve", panel=_PLAN, help="Print the largest value that fits, as YAML to paste"),
+    ] = None
+    input: Annotated[
+        str | None,
+        _option(
+            "-i", "--input", metavar="FILE|-", panel=_RUN, help="Prompts as JSON lines, to be run"
         ),
     ] = None
+    sort: Annotated[
+        SortKey | None,
+        _option("--sort", panel=_TREE, help="What comes first; hits if nothing is said"),
+    ] = None
+    filter_: Annotated[
+        list[str] | None,
+        _option(
+            "--filter",
+            metavar="KIND|HASH",
+            panel=_TREE,
+            help=f"Only segments of a kind ({', '.join(FILTERS)}), or of a hash; repeatable",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        _option(
+            "--limit",
+            metavar="N",
+            panel=_TREE,
+            help=f"At most N segments, {DEFAULT_LIMIT} if nothing is said",
+        ),
+    ] = None
+    show_text: Annotated[
+        bool,
+        _option("--show-text", panel=_TREE, help="The text of each segment, not its counts alone"),
+    ] = False
     json_: Annotated[
         bool,
         typer.Option("--json", help="One JSON document; the table moves to stderr"),
     ] = False
+
+    @property
+    def tree(self) -> TreeOptions:
+        """How the tree is shown.
+
+        Raises:
+            CliError: a filter or the limit will not do.
+        """
+        if self.limit is not None and self.limit < 1:
+            raise CliError(f"--limit {self.limit}: should be at least 1")
+        return TreeOptions(
+            self.sort or SortKey.HITS,
+            check_filters(self.filter_ or []),
+            self.limit or DEFAULT_LIMIT,
+            self.show_text,
+        )
+
+    def check(self, view: str) -> None:
+        """Refuse what would be ignored.
+
+        Args:
+            view: "plan", "run" or "dump".
+
+        Raises:
+            CliError: which flag, and where it belongs.
+        """
+        plan = [("--memory", self.memory), ("--solve", self.solve)]
+        tree = [
+            ("--sort", self.sort),
+            ("--filter", self.filter_),
+            ("--limit", self.limit),
+            ("--show-text", self.show_text),
+        ]
+        if view != "plan":
+            _refuse(plan, "the view plan", "minivllm inspect-cache [MODEL] plan")
+        if view == "plan":
+            _refuse(tree, "the views that show a tree", "minivllm inspect-cache run --input FILE")
+        if view != "run":
+            _refuse(
+                [("--input", self.input)], "the view run", "minivllm inspect-cache run --input FILE"
+            )
+        elif self.input is None:
+            raise CliError("run: there are no requests to run", hint="--input FILE (- for stdin)")
+
+
+def _refuse(flags: list[tuple[str, Any]], where: str, hint: str) -> None:
+    for name, value in flags:
+        if value:
+            raise CliError(f"{name} goes with {where}", hint=hint)
 
 
 def register(app: typer.Typer) -> None:
@@ -46,31 +139,58 @@ def register(app: typer.Typer) -> None:
         words: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[MODEL] [plan]",
+                metavar="[MODEL] [plan|run] | FILE",
                 help="MODEL: a directory with a config.json, or demo (default).  [model] "
-                "plan: what its memory is used for (default view).",
+                "plan: what its memory is used for (default view). "
+                "run: what a cache holds after the requests of --input. "
+                "FILE: what --cache-dump of another run wrote.",
                 show_default=False,
             ),
         ] = None,
         *,
-        flags: PlanFlags,
+        flags: InspectFlags,
         engine: EngineFlags,
     ) -> int:
-        """Show what memory a model takes on a device, and what fits. Loads no weights and needs no GPU.
+        """Show what memory a model takes on a device, what fits, and what the prefix cache is good for.
 
         minivllm inspect-cache demo
 
-        minivllm inspect-cache ./model --memory 80GiB --max-model-len 32K
-
         minivllm inspect-cache ./model --memory 24GiB --solve max_num_seqs
+
+        minivllm inspect-cache ./model run --input prompts.jsonl
+
+        minivllm inspect-cache cache.json --filter no-snapshot
         """
         from minivllm_cli.inspect_cache.words import read_words
         from minivllm_cli.startup import configure
 
         asked = read_words(words or [])
-        settings = configure(run, asked.model, engine, as_json=flags.json_)
+        view = asked.view if asked.dump is None else "dump"
+        flags.check(view)
+        options = flags.tree
+        settings = configure(
+            run, asked.model, engine, as_json=flags.json_, runs_model=asked.dump is None
+        )
         if settings is None:
             return 0
+        if asked.dump is not None:
+            _refuse_settings(run, engine)
+            from minivllm_cli.inspect_cache.dump_view import show_dump
+
+            return show_dump(run, asked.dump, options, as_json=flags.json_)
+        if view == "run":
+            from minivllm_cli.inspect_cache.run_view import show_run
+
+            assert flags.input is not None
+            return show_run(run, settings, flags.input, options, as_json=flags.json_)
         from minivllm_cli.inspect_cache.plan_view import show_plan
 
         return show_plan(run, settings, flags)
+
+
+def _refuse_settings(run: Invocation, engine: EngineFlags) -> None:
+    common = [("--set", run.options.set_), ("--config", run.options.config)]
+    given = [flag for flag, _ in engine.typed().values()]
+    given += [flag for flag, value in common if value]
+    if given:
+        raise CliError(f"{given[0]} is for an engine, and a dump is of one that has run")

@@ -23,6 +23,7 @@ def plan_document(
     *,
     warnings: list[str],
     advice: list[str],
+    matrix: bool = True,
 ) -> dict[str, Any]:
     """The document of a plan, which need not fit.
 
@@ -32,8 +33,11 @@ def plan_document(
         planner: plans for the same model and device with another config.
         warnings: what somebody who starts this engine should know.
         advice: things to try, each of which works.
+        matrix: work out which other sizes would fit.
     """
-    plan, positions = result.plan, shape.config.max_position_embeddings
+    plan = result.plan
+    positions = shape.config.max_position_embeddings
+    cells = what_fits(config, plan, planner, positions=positions) if matrix else []
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "cache",
@@ -52,7 +56,7 @@ def plan_document(
             "min_reusable_prefix": plan.min_reusable_prefix,
             "kv_tokens_per_slot": plan.kv_tokens_per_slot,
         },
-        "what_fits": [asdict(c) for c in what_fits(config, plan, planner, positions=positions)],
+        "what_fits": [asdict(cell) for cell in cells],
         "hit": None,
         "nodes": [],
         "misses": {},

@@ -21,10 +21,10 @@ from minivllm_engine.memory_plan import plan_warnings, refusal, try_plan
 from minivllm_engine.units import parse_size
 
 if TYPE_CHECKING:
-    from minivllm_cli.inspect_cache.command import PlanFlags
+    from minivllm_cli.inspect_cache.command import InspectFlags
 
 
-def show_plan(run: Invocation, settings: Settings, flags: "PlanFlags") -> int:
+def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int:
     """Print the plan on stdout: the table, the YAML of `--solve`, or with `--json` one document.
 
     Raises:

@@ -9,13 +9,14 @@ _NAMES = {"unused": "unused in the budget", "outside budget": "outside the budge
 
 
 def render_table(document: dict[str, Any]) -> str:
-    """All parts of the document, one below the other."""
+    """The plan, in all its parts, one below the other."""
     device, limits, pools = document["devices"][0], document["limits"], document["pools"]
     lines = [*_device_lines(document["model"]["name"], device, limits, pools), ""]
     lines += _unit_lines(device, limits, pools)
     if document["fits"]:
         lines += _fits_lines(limits)
-    lines += ["", *_matrix(document["what_fits"])]
+    if document["what_fits"]:
+        lines += ["", *_matrix(document["what_fits"])]
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
@@ -29,15 +30,23 @@ def _device_lines(
         if row["name"] == "unused" and row["bytes"] < 0:
             label = "too much"
         rows.append(
-            (label, _detail(row["name"], device, limits, pools), row["bytes"], row["basis"])
+            (label, _detail(row["name"], device, limits, pools), row["bytes"], _last_column(row))
         )
     rows.append(("total", "", device["total"], ""))
     widths = [max(len(str(row[i])) for row in rows) for i in (0, 1)]
+    if any(row.get("measured") is not None for row in device["rows"]):
+        yield f"  {'':<{widths[0]}}  {'':<{widths[1]}}  {'planned':>11}  {'allocated':>11}"
     for label, detail, size, basis in rows:
         shown = f"{format_size(size):>11}"
         yield f"  {label:<{widths[0]}}  {detail:<{widths[1]}}  {shown}  {basis}"
         if label == "other processes":
             yield from _process_lines(device)
+
+
+def _last_column(row: dict[str, Any]) -> str:
+    if "measured" not in row:
+        return str(row["basis"])
+    return "" if row["measured"] is None else f"{format_size(row['measured']):>11}"
 
 
 def _title(device: dict[str, Any]) -> str:

@@ -191,8 +191,15 @@ def test_the_27b_shape_has_the_exchange_rate_of_its_config(real: Program) -> Non
 @pytest.mark.parametrize(
     ("args", "error", "hint"),
     [
-        (["m", "large"], "two models: m and large", "minivllm inspect-cache [MODEL] [plan]"),
-        (["plan", "plan"], "two views: plan and plan", "minivllm inspect-cache [MODEL] [plan]"),
+        (["m", "large"], "two models: m and large", "minivllm inspect-cache [MODEL] [plan|run]"),
+        (["plan", "run"], "two views: plan and run", "minivllm inspect-cache [MODEL] [plan|run]"),
+        (["m", "--input", "x"], "--input goes with the view run", "minivllm inspect-cache run"),
+        (["m", "--sort", "age"], "--sort goes with the views", "minivllm inspect-cache run"),
+        (["m", "--show-text"], "--show-text goes with the views", "minivllm inspect-cache run"),
+        (["run", "--solve", "max_num_seqs"], "--solve goes with the view plan", "minivllm"),
+        (["run", "--memory", "8GiB"], "--memory goes with the view plan", "minivllm inspect-cache"),
+        (["run", "m"], "run: there are no requests to run", "--input FILE"),
+        (["nowhere.json"], "cannot read nowhere.json: no such file", "minivllm generate --input"),
         (["nowhere"], "model 'nowhere' is not a directory", "minivllm inspect-cache ./DIR"),
         (["m", "--memory", "lots"], "--memory: 'lots' is not a size", "--memory 80GiB"),
         (["m", "--memory", "0"], "--memory: a device without memory", "--memory 80GiB"),

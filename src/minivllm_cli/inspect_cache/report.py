@@ -1,0 +1,93 @@
+"""What was used of a cache, as text: pools, hit rates, the tree, misses and advice, at most 80 columns."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from minivllm_cli.inspect_cache.tree import WIDTH, TreeOptions, draw_tree
+
+_REASONS = {
+    "new_prefix": "nothing that begins like it was cached",
+    "no_snapshot": "its KV was cached, but no state to go on from",
+    "evicted": "it was cached, and given up for room",
+    "below_granularity": "too short to hit",
+    "template_divergence": "the chat tells an earlier answer otherwise",
+    "disabled": "the cache is off",
+}
+
+
+def render_report(document: dict[str, Any], options: TreeOptions) -> str:
+    """Everything of the document but the plan. The document has a `hit`."""
+    lines = [
+        *_pool_lines(document["pools"]),
+        "",
+        *_hit_lines(document),
+        "",
+        *draw_tree(document["nodes"], options),
+        *_evicted_line(document["evicted"]),
+        *_miss_lines(document),
+        *_paragraphs("warning", document["warnings"]),
+        *_paragraphs("advice", document["advice"]),
+    ]
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def _pool_lines(pools: dict[str, Any]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [("in use", "now", "peak", "of")]
+    for name, key in (("KV blocks", "kv"), ("state slots", "state"), ("snapshots", "snapshots")):
+        pool = pools[key]
+        rows.append((name, *(f"{pool[figure]:,}" for figure in ("used", "peak", "total"))))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        cells = "".join(f"  {cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))
+        yield f"{row[0]:<{widths[0]}}{cells}"
+
+
+def _hit_lines(document: dict[str, Any]) -> Iterator[str]:
+    hit, pools, nodes = document["hit"], document["pools"], document["nodes"]
+    snapshots = pools["snapshots"]
+    segments = "1 segment" if len(nodes) == 1 else f"{len(nodes):,} segments"
+    yield (
+        f"prefix cache: {segments} · {pools['kv']['cached']:,}/{pools['kv']['total']:,} blocks"
+        f" · snapshots {snapshots['used']:,}/{snapshots['total']:,}"
+    )
+    yield f"hits, of {hit['prompt_tokens']:,} prompt tokens in {hit['requests']:,} requests:"
+    yield f"  KV found  {hit['kv_tokens']:>12,}  {hit['kv']:>6.1%}"
+    yield f"  usable    {hit['usable_tokens']:>12,}  {hit['usable']:>6.1%}  KV and a state were there"
+    lost = hit["kv_tokens"] - hit["usable_tokens"]
+    if lost:
+        share = hit["kv"] - hit["usable"]
+        yield f"  lost      {lost:>12,}  {share:>6.1%}  computed again: no state to go on from"
+    if hit["restored_tokens"]:
+        yield (
+            f"  besides   {hit['restored_tokens']:>12,}"
+            "          restored after preemption, or for an `n`"
+        )
+
+
+def _evicted_line(evicted: dict[str, int]) -> list[str]:
+    return [f"evicted: {evicted['snapshots']:,} snapshots, {evicted['kv_blocks']:,} KV blocks"]
+
+
+def _miss_lines(document: dict[str, Any]) -> Iterator[str]:
+    counts = document["miss_counts"]
+    total = sum(counts.values())
+    yield f"misses: {total:,} of {document['hit']['requests']:,} requests"
+    rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    width = max((len(f"{count:,}") for count in counts.values()), default=0)
+    for reason, count in rows:
+        yield (
+            f"  {reason:<19}  {count:>{width},}  {document['misses'][reason]:>4.0%}"
+            f"  {_REASONS[reason]}"
+        )
+
+
+def _paragraphs(label: str, texts: list[str]) -> Iterator[str]:
+    for text in texts:
+        indent = " " * (len(label) + 2)
+        yield from textwrap.wrap(
+            f"{label}: {text}",
+            WIDTH,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
