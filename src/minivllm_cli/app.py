@@ -18,6 +18,7 @@ def main() -> None:
     """Run the command line of this process, and end it."""
     for number in _LEAVE_WITH:
         signal.signal(number, _leave)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks a running engine for a dump; ends nothing
     from minivllm_cli.application import run_process
 
     code = run_process()

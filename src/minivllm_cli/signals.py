@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from minivllm_cli.console import Console
 from minivllm_cli.problems import ExitCode
@@ -57,7 +58,11 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        old: dict[int, Any] = {
+            s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)
+        }
+        # Means something only while an engine runs (`--cache-dump`), and must never end the program.
+        old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
             yield
         finally:

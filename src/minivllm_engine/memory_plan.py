@@ -139,6 +139,14 @@ def _what_does_not_fit(
             f"{fitting['cache.num_blocks']} blocks fit",
             f"{pools}; a block takes {format_size(plan.block_bytes)}",
         )
+    used = plan.weight_bytes + plan.activation_bytes
+    if engine.cpu_memory is not None and engine.cpu_memory + used > plan.device.total:
+        return (
+            f"engine.cpu_memory {format_size(engine.cpu_memory)} is more than there is: "
+            f"{format_size(max(plan.device.total - used, 0))} are left for the pools",
+            f"weights {format_size(plan.weight_bytes)}, activations "
+            f"{format_size(plan.activation_bytes)} of {format_size(plan.device.total)}",
+        )
     need = plan.device.total - _outside(plan) + result.shortfall
     return (
         f"needs {format_size(need)} at least; {format_size(need - result.shortfall)} of "

@@ -48,7 +48,8 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(
                 f"{model_path} has no tokenizer.json",
-                hint="copy tokenizer.json and tokenizer_config.json of the model into it",
+                hint="copy tokenizer.json, tokenizer_config.json, chat_template.jinja and "
+                "generation_config.json of the model into it",
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))

@@ -7,7 +7,7 @@ from minivllm_engine.checkpoint_index import EMBEDDING, HEAD
 from minivllm_engine.conversion.config_content import adapt_config, target_config
 from minivllm_engine.conversion.destination import MANIFEST
 from minivllm_engine.conversion.layouts import Layouts
-from minivllm_engine.conversion.matching import Match, match_tensors
+from minivllm_engine.conversion.matching import Match, Matching, match_tensors
 from minivllm_engine.conversion.naming import NamedTensor, matches, name_tensors
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Needs, Plan, Shard, TargetTensor
@@ -101,6 +101,7 @@ def _plan(
             *styles.notes,
             *_notes(source, head_differs),
             *_unused(named, options, layouts),
+            *_left_missing(matching, options, layouts),
         ),
         bytes_in=used,
         bytes_out=sum(target.num_bytes for target in targets),
@@ -143,7 +144,10 @@ def _unused(named: list[NamedTensor], options: ConvertOptions, layouts: Layouts)
         notes.append("q_gate_layout decides nothing here: no layer has attention")
     for source, target in options.renames:
         if not any(tensor.renamed_by == source for tensor in named):
-            notes.append(f"the rename {source!r} -> {target!r} matches no tensor")
+            notes.append(
+                f"the rename {source!r} -> {target!r} matches no tensor "
+                "(names are matched without prefixes such as model.)"
+            )
     held, wanted = [tensor.entry.name for tensor in named], list(layouts.expected)
     for word, globs, among in (
         ("allow_unmatched", options.allow_unmatched, held),
@@ -157,6 +161,14 @@ def _unused(named: list[NamedTensor], options: ConvertOptions, layouts: Layouts)
     return notes
 
 
+def _left_missing(matching: Matching, options: ConvertOptions, layouts: Layouts) -> list[str]:
+    given = {piece.target for match in matching.matches for piece in match.pieces}
+    names = [n for n in layouts.expected if n not in given and matches(n, options.allow_missing)]
+    if not names:
+        return []
+    return [f"{len(names)} tensors stay missing, as allowed: the engine will not load the target"]
+
+
 def _notes(source: Source, head_differs: bool) -> list[str]:
     notes = []
     if head_differs:
@@ -166,7 +178,8 @@ def _notes(source: Source, head_differs: bool) -> list[str]:
         )
     if not any(file.name == "tokenizer.json" for file in source.side_files):
         notes.append(
-            f"{source.directory} has no tokenizer.json: copy the model's into the target to run it"
+            f"{source.directory} has no tokenizer.json: copy the model's into the target to run it, "
+            "with tokenizer_config.json, chat_template.jinja and generation_config.json"
         )
     return notes
 

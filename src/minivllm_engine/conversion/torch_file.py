@@ -4,6 +4,7 @@ Loads torch: imported only where such a file is opened.
 """
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ CONTAINERS = (
     "params",
 )
 AVERAGED = ("ema", "model_ema", "ema_state_dict")
+
+# What trainers keep beside the weights, and no model needs.
+_BESIDE = re.compile(
+    r"optim|sched|lr_|scaler|rng|random|epoch|step|loss|args|config|value_state_dict"
+)
 
 # The words that safetensors has for number types; those of no float are there to be refused by name.
 DTYPE_WORDS = {
@@ -76,6 +82,7 @@ def load_torch_file(file: Path, *, state_key: str | None = None, ema: bool = Fal
         container = _container(file, level, ema=ema)
         if container is None:
             break
+        _refuse_weights_beside(file, level, container)
         level = level[container]
         entered.append(container)
     if ema and not any(key in AVERAGED for key in entered):
@@ -119,7 +126,7 @@ def _load(file: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{file} holds Python objects beside tensors, which are never loaded",
-            why=str(error).split("\n")[0],
+            why=_object_named_in(str(error)),
             hint="Save the weights alone: torch.save(model.state_dict(), FILE).",
         ) from None
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
@@ -128,6 +135,38 @@ def _load(file: Path) -> Any:
             why=str(error).split("\n")[0],
             hint="Copy the file again from where it came from.",
         ) from None
+
+
+def _object_named_in(text: str) -> str | None:
+    # torch's own text tells how to load the file nevertheless, which runs what is in it.
+    named = re.search(r"GLOBAL ([\w.]+)", text)
+    return None if named is None else f"it names {named[1]}"
+
+
+def _refuse_weights_beside(file: Path, level: Mapping[Any, Any], container: str) -> None:
+    """Tensors at the level of a container, or in other parts there, would be lost without a word."""
+    beside = [
+        str(key)
+        for key, value in level.items()
+        if key != container
+        and key not in AVERAGED
+        and key not in CONTAINERS
+        and not _BESIDE.search(str(key))
+        and _holds_tensors(value)
+    ]
+    if beside:
+        raise CheckpointError(
+            f"{file} holds tensors beside {container!r}: {', '.join(beside)[:300]}",
+            why="one dictionary is converted, and what is outside it would be lost",
+            hint="Save all weights in one dictionary, or leave the others out: "
+            f"--state-key {container}",
+        )
+
+
+def _holds_tensors(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, Mapping) and depth:
+        return any(_holds_tensors(part, depth - 1) for part in value.values())
+    return isinstance(value, torch.Tensor)
 
 
 def _container(file: Path, level: Mapping[Any, Any], *, ema: bool) -> str | None:
@@ -160,10 +199,26 @@ def _tensors(file: Path, level: Any) -> dict[str, torch.Tensor]:
             why=f"its keys: {keys[:300]}",
             hint="Say where the weights are: --state-key KEY",
         )
+    nested = [
+        str(name)
+        for name, value in level.items()
+        if isinstance(value, Mapping) and not _BESIDE.search(str(name)) and _holds_tensors(value)
+    ]
+    if nested:
+        raise CheckpointError(
+            f"{file} holds further tensors inside {', '.join(nested)[:300]}",
+            why="beside tensors, which are taken for the weights",
+            hint="Save all weights in one flat dictionary: torch.save(model.state_dict(), FILE).",
+        )
     for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"{file}: {name} has no data: it is on the meta device",
+                hint="Save the checkpoint again once its weights are loaded.",
+            )
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CheckpointError(
                 f"{file}: {name} is a sparse or quantised tensor",
                 hint="Save it as a plain one: tensor.to_dense() or tensor.dequantize().",
             )
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}

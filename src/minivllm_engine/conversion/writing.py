@@ -96,7 +96,8 @@ class ShardWriter:
         return ConversionError(
             f"{len(found)} tensors hold values that are not finite; nothing is published",
             why="\n".join(found[:_SHOWN]) + more,
-            hint="Convert a checkpoint whose training had not failed, or with --dtype keep or fp32.",
+            hint="Convert a checkpoint whose training had not failed; "
+            "if only the cast does it, one with --dtype keep. --overwrite -y removes what is left of this.",
             code="non_finite",
         )
 

@@ -1,5 +1,6 @@
 """Files of torch.save: containers, wrappers, and nothing but tensors."""
 
+import argparse
 import json
 import pickle
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from minivllm_engine.conversion import open_source, plan_conversion
+from minivllm_engine.conversion.torch_file import load_torch_file
 from minivllm_engine.errors import CheckpointError
 from support.byte_tokenizer import write_byte_tokenizer
 from support.converted import IDS, convert_to, engine_logits
@@ -252,3 +254,40 @@ def test_planning_reads_no_data(tmp_path: Path) -> None:
     assert before < 2_000 and resident() < 2_000, "KiB of 12,800 are in memory"
     assert weights.tensors["model.embed_tokens.weight"].sum() == 0
     assert resident() > 10_000
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"model": {"a": torch.zeros(2)}, "lm_head": {"weight": torch.ones(2)}}, "lm_head"),
+        ({"model": {"a": torch.zeros(2)}, "lm_head.weight": torch.ones(2)}, "lm_head.weight"),
+        ({"a": torch.zeros(2), "extra": {"deep": {"b": torch.ones(2)}}}, "extra"),
+        ({"a": torch.zeros(2, device="meta")}, "meta device"),
+    ],
+)
+def test_no_tensor_is_lost_without_a_word(content: dict, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save(content, file)
+    with pytest.raises(CheckpointError, match=named):
+        load_torch_file(file)
+
+
+def test_what_trainers_keep_beside_the_weights_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    rest = {
+        "optimizer_state_dict": {"state": {0: {"m": torch.zeros(2)}}},
+        "ema": {"a": torch.ones(2)},
+    }
+    torch.save({"model": {"a": torch.zeros(2)}, "rng_state": torch.zeros(3), **rest}, file)
+    assert load_torch_file(file).tensors["a"].tolist() == [0, 0]
+    extra = {"model": {"a": torch.zeros(2)}, "critic": {"b": torch.ones(2)}}
+    torch.save(extra, file)
+    assert set(load_torch_file(file, state_key="model").tensors) == {"a"}
+
+
+def test_a_pickled_object_is_named_and_torch_not_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save({"model": {"a": torch.zeros(2)}, "args": argparse.Namespace(lr=1)}, file)
+    with pytest.raises(CheckpointError) as caught:
+        load_torch_file(file)
+    assert caught.value.why == "it names argparse.Namespace"
