@@ -97,7 +97,7 @@ def run_batch(
         if not finished:
             sink.stop()
             watch.warn()
-            if batch.tally.num_records:
+            if batch.tally.num_records or batch.tally.generate_s:
                 report_interrupt(run.console, batch.tally, scan, flags, batch.target)
             return run.interrupts.exit_code
         write_summary(flags.summary, batch.tally)

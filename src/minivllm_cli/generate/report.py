@@ -86,9 +86,14 @@ def report_end(
         return code
     hint = None
     if flags.output not in (None, "-") and source is not None and source.path is not None:
-        hint = f"--only-failed {flags.output} --output retry.jsonl"
+        hint = f"--only-failed {flags.output} --output {_unused_name()}"
     console.error(Problem(failure_text(tally, scan.total), hint=hint))
     return code or ExitCode.SOME_REQUESTS_FAILED
+
+
+def _unused_name() -> str:
+    names = ("retry.jsonl", *(f"retry-{number}.jsonl" for number in range(2, 100)))
+    return next((name for name in names if not Path(name).exists()), "FILE")
 
 
 def _report_verify(console: Console, tally: Tally) -> ExitCode:

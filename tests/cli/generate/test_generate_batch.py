@@ -530,3 +530,12 @@ class TestDryRun:
             done.out
         )
         assert "  snapshots     32\n  weights       1.00 MiB\n" in done.out
+
+
+def test_the_proposed_retry_never_names_a_file_that_is_there(
+    program: Program, fake_model: Path
+) -> None:
+    source = program.write_lines("in.jsonl", [{"prompt": "say a"}, "null"])
+    done = program.run("generate", fake_model, "-i", source, "-o", "retry.jsonl")
+    assert done.code == 3
+    assert "try: --only-failed retry.jsonl --output retry-2.jsonl" in done.err_lines

@@ -197,3 +197,13 @@ def test_the_watchdog_does_not_outlive_a_finished_run(
     began = time.monotonic()
     assert program.finish(process).code == 130
     assert time.monotonic() - began < 5
+
+
+def test_an_interrupt_with_nothing_finished_says_so(program: Program, fake_model: Path) -> None:
+    source = program.write_lines("in.jsonl", [{"prompt": "forever"}])
+    process = program.start(*_args(fake_model, source), FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="1")
+    program.interrupt_when(lambda: program.stderr_has("generate 0/1"), process, signal.SIGINT)
+    program.interrupt_when(lambda: program.stderr_has("Ctrl-C again"), process, signal.SIGINT)
+    done = program.finish(process)
+    assert done.code == 130
+    assert done.err_lines[-1].startswith("0/1 saved.")
