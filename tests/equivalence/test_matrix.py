@@ -183,8 +183,9 @@ def check_ties(bench: Bench, *, reusing: Sequence[str]) -> None:
 
 
 def lengths_around(block_size: int) -> list[int]:
-    """Every remainder around one block and around two, and the shortest."""
-    return sorted({*range(1, 5), *range(block_size, 2 * block_size + 3)})
+    """Every remainder around one block and two, and around one and two units of reuse; and the shortest."""
+    units = {block_size, max(block_size, 64)}
+    return sorted({*range(1, 5), *(n for unit in units for n in range(unit, 2 * unit + 3))})
 
 
 def a_few(block_size: int, rng: random.Random, count: int) -> list[int]:
