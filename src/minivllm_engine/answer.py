@@ -1,11 +1,12 @@
 """One user's request while it runs: its outputs' texts, times and, in the end, why each of them ended."""
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from minivllm_engine.detokenizer import IncrementalDetokenizer, opens_reasoning
 from minivllm_engine.errors import EngineError
 from minivllm_engine.request import (
+    CacheUse,
     CompletionOutput,
     FinishReason,
     PositionLogprobs,
@@ -139,12 +140,16 @@ class Answer:
 
     def _usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
         # Further outputs share the prompt with the first, which is the one that may have found it.
-        use = self._outputs[0].request.cache_use
+        use = self._outputs[0].request.cache_use or CacheUse()
         return Usage(
             prompt_tokens=len(self._prompt_ids),
             completion_tokens=completion_tokens,
             reasoning_tokens=reasoning_tokens,
-            **({} if use is None else asdict(use) | {"divergence": use.divergence}),
+            cached_tokens=use.cached_tokens,
+            kv_matched=use.kv_matched,
+            state_at=use.state_at,
+            miss_reason=use.miss_reason,
+            divergence=use.divergence,
         )
 
     def _reason_to_end(self, output: _Output, token_id: int) -> FinishReason | None:

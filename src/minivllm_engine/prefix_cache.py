@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import lcm
 
 from minivllm_engine.block_hash import block_hash, root_hash
@@ -14,6 +15,9 @@ DELTA_RULE_CHUNK = 64
 # Along one long prompt: at most so many snapshots, and none closer together than this.
 _MAX_SPARSE = 8
 _SPARSE_TOKENS = 1024
+# An earlier turn of a chat is looked for among so many of the latest that begin alike: a file of
+# thousands of prompts must not be compared with itself.
+_MAX_COMPARED = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +205,7 @@ class PrefixCache:
             return None
         ids = request.token_ids(node.end, node.end + self.blocks.block_size)
         best: Divergence | None = None
-        for child in node.children.values():
+        for child in islice(reversed(node.children.values()), _MAX_COMPARED):
             pairs = zip(child.token_ids, ids, strict=False)
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if at is None or child.answer_at is None or node.end + at < child.answer_at:
@@ -294,9 +298,7 @@ class PrefixCache:
         old = request.rolling_snapshot
         request.rolling_snapshot = node
         if old is not None and old.snapshot is not None and not old.hits:
-            del self._by_snapshot[old.snapshot]
-            self.states.free_snapshot(old.snapshot)
-            old.snapshot = None
+            self._free_snapshot(old)
 
     def _add(self, node: Node) -> None:
         assert node.parent is not None
@@ -344,10 +346,14 @@ class PrefixCache:
             del self._nodes[gone.hash]
             del self._by_block[gone.block]
             if gone.snapshot is not None:
-                del self._by_snapshot[gone.snapshot]
-                self.states.free_snapshot(gone.snapshot)
-                gone.snapshot = None
+                self._free_snapshot(gone)
             self.blocks.drop_cached(gone.block)
+
+    def _free_snapshot(self, node: Node) -> None:
+        assert node.snapshot is not None
+        del self._by_snapshot[node.snapshot]
+        self.states.free_snapshot(node.snapshot)
+        node.snapshot = None
 
     def _remember_evicted(self, hash_: bytes) -> None:
         self._evicted[hash_] = None

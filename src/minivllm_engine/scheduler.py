@@ -141,11 +141,10 @@ class Scheduler:
                 self.state_manager.free_snapshot(sequence.snapshot)
         self._land()
         # What was to be restored for a request that had no tokens in the step may not have been, either.
-        requests += [r for r in self._restores if r not in requests]
-        for request in requests:
+        waiting_for_state = [request for request in self._restores if request not in requests]
+        for request in [*requests, *waiting_for_state]:
             if request.status == "running":
                 self._stop_running(request)
-        requests = [sequence.request for sequence in batch.sequences]
         if not suspect:
             return []
         if len(requests) == 1:

@@ -381,3 +381,20 @@ def test_b13_ten_thousand_operations_keep_all_parts_agreed(seed: int) -> None:
         cache.blocks.check_integrity(request.block_table for request in live)
         cache.states.check_integrity(request.slot for request in live)
     assert cache.num_evicted_blocks > 50 and cache.states.num_evicted > 20
+
+
+def test_looking_for_an_earlier_turn_does_not_grow_with_the_cache() -> None:
+    cache = make_cache(blocks=4000, snapshots=100)
+    for i in range(200):
+        run(cache, make_request(tokens(70, seed=i), answer_at=2))
+    compared = []
+
+    class Counted(tuple):
+        def __iter__(self):
+            compared.append(1)
+            return super().__iter__()
+
+    for node in cache.walk():
+        node.token_ids = Counted(node.token_ids)
+    assert cache.match(make_request(tokens(70, seed=999), answer_at=60)).use.miss_reason
+    assert 0 < len(compared) <= 32
