@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minivllm_engine.prefix_cache import Node, PrefixCache
+from minivllm_engine.prefix_cache import PrefixCache
+from minivllm_engine.prefix_tree import Node
 from minivllm_engine.stats import EngineStats
 
 

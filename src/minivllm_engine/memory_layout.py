@@ -1,13 +1,12 @@
 """What an engine holds of a device's memory: sizes that are decided, and the rows they add up to."""
 
 from dataclasses import dataclass
-from math import lcm
 from typing import Literal
 
 from minivllm_engine.device_memory import DeviceMemory
+from minivllm_engine.grid import boundary_grid
 
 SHORTEST_SEQUENCE = 2  # one token of prompt, one of answer
-_DELTA_RULE_CHUNK = 64
 
 Basis = Literal["headers", "planned", "profiled", "measured"]
 
@@ -96,7 +95,7 @@ class MemoryPlan:
         """Tokens of the shortest prefix that can be found in the cache; None where none can."""
         if not self.prefix_cache or not self.num_snapshots:
             return None
-        shortest = lcm(self.block_size, _DELTA_RULE_CHUNK)
+        shortest = boundary_grid(self.block_size)
         # One more token must be left to compute, and one to answer with.
         return shortest if shortest + SHORTEST_SEQUENCE <= self.max_model_len else None
 

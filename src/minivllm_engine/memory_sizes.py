@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 
 from minivllm_engine.checkpoint_names import expected_tensors
+from minivllm_engine.grid import DELTA_RULE_CHUNK
 from minivllm_engine.model_config import ModelConfig
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -12,7 +13,7 @@ _ALWAYS_FP32 = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 # Bounds that the operations put on their scratch memory; see ops/ and sampler.py.
-_DELTA_RULE_STEPS, _DELTA_RULE_CHUNK, _DELTA_RULE_GRAIN = 1024, 64, 8
+_DELTA_RULE_STEPS, _DELTA_RULE_GRAIN = 1024, 8
 _ATTENTION_NUMBERS, _ATTENTION_KEYS = 1 << 18, 64
 _SAMPLER_NUMBERS, _SAMPLER_BYTES = 8 << 20, 60
 _HEAD_ROWS = 16
@@ -125,11 +126,9 @@ def _deltanet_bytes(
     conv, values, heads = model.conv_dim, model.value_dim, model.linear_num_value_heads
     projected = num_tokens * ((conv + values + 2 * heads) * item + heads * 24)
     convolving = num_tokens * conv * (2 * 4 + item + copy)
-    steps = min(max(num_tokens, _DELTA_RULE_CHUNK), _DELTA_RULE_STEPS)
+    steps = min(max(num_tokens, DELTA_RULE_CHUNK), _DELTA_RULE_STEPS)
     per_step = (
-        6 * model.key_dim
-        + 3 * values
-        + 2 * _DELTA_RULE_CHUNK * (heads + model.linear_num_key_heads)
+        6 * model.key_dim + 3 * values + 2 * DELTA_RULE_CHUNK * (heads + model.linear_num_key_heads)
     )
     together = min(num_rows, steps // _DELTA_RULE_GRAIN)
     states = 3 * together * _recurrent_numbers(model) * 4

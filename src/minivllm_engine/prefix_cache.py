@@ -1,48 +1,20 @@
 """Where KV blocks and DeltaNet snapshots agree: what a new request can start from, and what is kept."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from math import lcm
+from dataclasses import dataclass
 
-from minivllm_engine.block_hash import block_hash, root_hash
+from minivllm_engine.block_hash import block_hash
 from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager, SnapshotTag
-from minivllm_engine.request import CacheUse, Divergence, MissReason, Request
+from minivllm_engine.cache_miss import explain_miss
+from minivllm_engine.deltanet_state import DeltaNetStateManager
+from minivllm_engine.grid import boundary_grid
+from minivllm_engine.prefix_tree import Node, PrefixTree
+from minivllm_engine.request import CacheUse, Request
 
-DELTA_RULE_CHUNK = 64
 # Along one long prompt: at most so many snapshots, and none closer together than this.
 _MAX_SPARSE = 8
 _SPARSE_TOKENS = 1024
-# An earlier turn of a chat is looked for among so many of the latest that begin alike: a file of
-# thousands of prompts must not be compared with itself.
-_MAX_COMPARED = 32
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One cached block: the KV of its tokens, and perhaps the state after the last of them.
-
-    Attributes:
-        end: tokens from the beginning to the block's end.
-        answer_at: where the answer began in the chat whose request computed this block, or None.
-        hits: requests that found it.
-        recomputed: those of them that computed it again all the same, for want of a state after it.
-        last_use: how many requests had started when it was found last, or else made.
-    """
-
-    hash: bytes
-    parent: "Node | None"
-    block: int
-    token_ids: tuple[int, ...]
-    end: int
-    answer_at: int | None = None
-    snapshot: int | None = None
-    hits: int = 0
-    recomputed: int = 0
-    last_use: int = 0
-    children: dict[bytes, "Node"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +34,7 @@ class Match:
 
 
 class PrefixCache:
-    """A tree of cached blocks over the block manager's and the state manager's ids.
+    """What is kept, for whom and for how long, over a tree of cached blocks.
 
     A request may start at a boundary (a multiple of `grid`) before its last token where every block
     before it is cached and a snapshot of the state is stored: KV alone is never used. When a block is
@@ -82,13 +54,9 @@ class PrefixCache:
         enabled: bool = True,
     ) -> None:
         self.blocks, self.states = blocks, states
-        self.model_id, self.enabled = model_id, enabled
-        self.grid = lcm(blocks.block_size, DELTA_RULE_CHUNK)
-        self._root = Node(root_hash(model_id), None, -1, (), 0)
-        self._nodes: dict[bytes, Node] = {}
-        self._by_block: dict[int, Node] = {}
-        self._by_snapshot: dict[int, Node] = {}
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self.enabled = enabled
+        self.grid = boundary_grid(blocks.block_size)
+        self._tree = PrefixTree(blocks, states, model_id)
         self.num_starts = self.num_requests = 0
         self.num_evicted_blocks = 0
         self.prompt_tokens = self.cached_tokens = self.kv_matched_tokens = self.restored_tokens = 0
@@ -103,12 +71,21 @@ class PrefixCache:
         size = self.blocks.block_size
         nodes: list[Node] = []
         for hash_ in self.hashes(request, (request.num_tokens - 1) // size):
-            node = self._nodes.get(hash_)
+            node = self._tree.find(hash_)
             if node is None:
                 break
             nodes.append(node)
         start = next((n.end for n in reversed(nodes) if n.snapshot is not None), 0)
-        reason, divergence = self._miss(request, nodes, start)
+        count = len(nodes) + 1
+        next_hash = self.hashes(request, count)[-1] if count * size <= request.num_tokens else None
+        reason, divergence = explain_miss(
+            request,
+            [self._tree.root, *nodes],
+            start,
+            grid=self.grid,
+            next_hash=next_hash,
+            evicted=self._tree.evicted,
+        )
         use = CacheUse(start, len(nodes) * size, start, reason, divergence)
         return Match(tuple(nodes), start, use)
 
@@ -129,7 +106,7 @@ class PrefixCache:
             return None
         snapshot = held[-1].snapshot
         assert snapshot is not None
-        self.states.use_snapshot(snapshot, self._tag(match.start, held[-1].hash))
+        self.states.use_snapshot(snapshot, self._tree.tag(held[-1]))
         return snapshot
 
     def _count(self, request: Request, use: CacheUse) -> None:
@@ -150,7 +127,7 @@ class PrefixCache:
         size, known = self.blocks.block_size, request.block_hashes
         while len(known) < count:
             start = len(known) * size
-            parent = known[-1] if known else self._root.hash
+            parent = known[-1] if known else self._tree.root.hash
             known.append(block_hash(parent, request.token_ids(start, start + size)))
         return known[:count]
 
@@ -179,41 +156,6 @@ class PrefixCache:
         wanted.update(range(spacing, last, spacing))
         return sorted(b for b in wanted if match.start < b <= last)
 
-    def _miss(
-        self, request: Request, nodes: list[Node], start: int
-    ) -> tuple[MissReason | None, Divergence | None]:
-        best = (request.num_tokens - 1) // self.grid * self.grid
-        if best == 0:
-            return "below_granularity", None
-        if start == best:
-            return None, None
-        size = self.blocks.block_size
-        boundary = len(nodes) * size // self.grid * self.grid
-        if boundary > start:
-            dropped = any(node.hash in self._evicted for node in nodes if node.end > start)
-            return ("evicted" if dropped else "no_snapshot"), None
-        if (len(nodes) + 1) * size <= request.num_tokens:
-            next_hash = self.hashes(request, len(nodes) + 1)[-1]
-            if next_hash in self._evicted:
-                return "evicted", None
-        divergence = self._divergence(request, nodes[-1] if nodes else self._root)
-        return ("new_prefix" if divergence is None else "template_divergence"), divergence
-
-    def _divergence(self, request: Request, node: Node) -> Divergence | None:
-        """Where a chat leaves a cached one after the beginning of its answer, and so tells it otherwise."""
-        if request.answer_at is None:
-            return None
-        ids = request.token_ids(node.end, node.end + self.blocks.block_size)
-        best: Divergence | None = None
-        for child in islice(reversed(node.children.values()), _MAX_COMPARED):
-            pairs = zip(child.token_ids, ids, strict=False)
-            at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            if at is None or child.answer_at is None or node.end + at < child.answer_at:
-                continue
-            if best is None or node.end + at > best.position:
-                best = Divergence(node.end + at, child.token_ids[at], ids[at])
-        return best
-
     # -- keeping ---------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
@@ -222,10 +164,8 @@ class PrefixCache:
         The caller has seen that so many are available.
         """
         while self.blocks.num_free < count:
-            node = self._by_block[self.blocks.oldest_idle()]
-            self._remember_evicted(node.hash)
+            self._tree.evict_oldest()
             self.num_evicted_blocks += 1
-            self._remove(node)
         return self.blocks.allocate(count)
 
     def reserve_snapshot(self, request: Request, end: int) -> int | None:
@@ -235,15 +175,11 @@ class PrefixCache:
         """
         if not self.enabled or not request.params.prefix_cache or end % self.grid:
             return None
-        node = self._nodes.get(self.hashes(request, end // self.blocks.block_size)[-1])
+        node = self._tree.find(self.hashes(request, end // self.blocks.block_size)[-1])
         if node is not None and node.snapshot is not None:
             return None
         snapshot = self.states.reserve_snapshot()
-        if snapshot is None:
-            victim = self.states.cheapest_snapshot()
-            if victim is None:
-                return None
-            self.drop_snapshot(self._by_snapshot[victim])
+        if snapshot is None and self._tree.evict_cheapest_snapshot():
             snapshot = self.states.reserve_snapshot()
         return snapshot
 
@@ -257,18 +193,11 @@ class PrefixCache:
             self._keep_blocks(request, end)
         if snapshot is None:
             return
-        node = self._nodes.get(self.hashes(request, end // self.blocks.block_size)[-1])
+        node = self._tree.find(self.hashes(request, end // self.blocks.block_size)[-1])
         if node is None or node.snapshot is not None:
             self.states.free_snapshot(snapshot)
             return
-        before = node.parent
-        while before is not None and before.snapshot is None:
-            before = before.parent
-        saved = end - (0 if before is None else before.end)
-        self.states.store_snapshot(snapshot, self._tag(end, node.hash), saved)
-        node.snapshot = snapshot
-        self._by_snapshot[snapshot] = node
-        self._evicted.pop(node.hash, None)
+        self._tree.attach_snapshot(node, snapshot)
         if end >= len(request.prompt_ids):
             self._replace_rolling(request, node)
 
@@ -277,15 +206,15 @@ class PrefixCache:
         count = end // size
         hashes = self.hashes(request, count)
         for i in range(request.num_kept_blocks, count):
-            parent = self._nodes.get(hashes[i - 1]) if i else self._root
+            parent = self._tree.find(hashes[i - 1]) if i else self._tree.root
             if parent is None or (i and parent.block != table[i - 1]):
                 return  # what it builds on was forgotten meanwhile, and is not to be relied on
-            node = self._nodes.get(hashes[i])
+            node = self._tree.find(hashes[i])
             if node is None:
                 ids = tuple(request.token_ids(i * size, (i + 1) * size))
                 node = Node(hashes[i], parent, table[i], ids, (i + 1) * size, request.answer_at)
                 node.last_use = self.num_starts
-                self._add(node)
+                self._tree.add(node)
             elif node.block != table[i]:
                 self.blocks.hold([node.block])
                 self.blocks.release([table[i]])
@@ -298,24 +227,9 @@ class PrefixCache:
         old = request.rolling_snapshot
         request.rolling_snapshot = node
         if old is not None and old.snapshot is not None and not old.hits:
-            self._free_snapshot(old)
-
-    def _add(self, node: Node) -> None:
-        assert node.parent is not None
-        self.blocks.mark_cached(node.block)
-        node.parent.children[node.hash] = node
-        self._nodes[node.hash] = self._by_block[node.block] = node
-        self._evicted.pop(node.hash, None)
+            self._tree.free_snapshot(old)
 
     # -- giving up -------------------------------------------------------------------------------
-
-    def drop_snapshot(self, node: Node) -> None:
-        """Evict a node's snapshot. Its KV stays."""
-        assert node.snapshot is not None
-        self._remember_evicted(node.hash)
-        self.states.evict_snapshot(node.snapshot)
-        del self._by_snapshot[node.snapshot]
-        node.snapshot = None
 
     def forget(self, request: Request) -> None:
         """Drop what `request` has computed, and all that builds on it: it may be wrong."""
@@ -324,85 +238,35 @@ class PrefixCache:
         size = self.blocks.block_size
         first = request.cache_use.cached_tokens // size
         for hash_ in request.block_hashes[first:]:
-            node = self._nodes.get(hash_)
+            node = self._tree.find(hash_)
             if node is not None:
-                self._remove(node)
+                self._tree.remove(node)
                 return
 
     def clear(self) -> None:
         """Drop everything. Running requests go on; what they hold is no longer found."""
-        for node in list(self._root.children.values()):
-            self._remove(node)
-        self._evicted.clear()
-
-    def _remove(self, node: Node) -> None:
-        """Take a node and all below it out of the tree."""
-        assert node.parent is not None
-        del node.parent.children[node.hash]
-        below = [node]
-        while below:
-            gone = below.pop()
-            below += gone.children.values()
-            del self._nodes[gone.hash]
-            del self._by_block[gone.block]
-            if gone.snapshot is not None:
-                self._free_snapshot(gone)
-            self.blocks.drop_cached(gone.block)
-
-    def _free_snapshot(self, node: Node) -> None:
-        assert node.snapshot is not None
-        del self._by_snapshot[node.snapshot]
-        self.states.free_snapshot(node.snapshot)
-        node.snapshot = None
-
-    def _remember_evicted(self, hash_: bytes) -> None:
-        self._evicted[hash_] = None
-        self._evicted.move_to_end(hash_)
-        if len(self._evicted) > 4 * self.blocks.num_blocks:
-            self._evicted.popitem(last=False)
-
-    def _tag(self, position: int, prefix: bytes) -> SnapshotTag:
-        return SnapshotTag(self.model_id, position, prefix)
+        self._tree.clear()
 
     # -- looking ---------------------------------------------------------------------------------
 
     @property
     def num_nodes(self) -> int:
-        return len(self._nodes)
+        return len(self._tree)
 
     def roots(self) -> list[Node]:
         """The first blocks of all that is cached, oldest first."""
-        return list(self._root.children.values())
+        return list(self._tree.root.children.values())
 
     def walk(self) -> Iterator[Node]:
         """All nodes, parents before children."""
-        below = list(self._root.children.values())
-        while below:
-            node = below.pop()
-            yield node
-            below += node.children.values()
+        return self._tree.walk()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Prove that the tree, the blocks and the snapshots agree."""
-        reached = list(self.walk())
-        assert len(reached) == len(self._nodes), "a node cannot be reached"
-        assert {n.block for n in reached} == set(self._by_block), "blocks disagree with the nodes"
-        assert self.blocks.num_cached == len(reached), "cached blocks disagree with the nodes"
-        stored = {n.snapshot: n for n in reached if n.snapshot is not None}
-        assert stored == self._by_snapshot, "snapshots disagree with the nodes"
-        assert len(stored) == self.states.num_stored, "a stored snapshot belongs to no node"
-        for node in reached:
-            assert self._nodes[node.hash] is node and self._by_block[node.block] is node
-            assert node.parent is not None and node.parent.children[node.hash] is node
-            assert block_hash(node.parent.hash, node.token_ids) == node.hash
-            assert node.end == node.parent.end + self.blocks.block_size, "an entry of no length"
-            if node.parent is not self._root and self.blocks.is_idle(node.parent.block):
-                assert self.blocks.is_idle(node.block), "a held block builds on one that may go"
-            if node.snapshot is not None:
-                tag = self.states.tag_of(node.snapshot)
-                assert tag == self._tag(node.end, node.hash), "a snapshot is not what its node says"
-                assert node.end % self.grid == 0, "a snapshot lies off the grid"
+        """Prove that the tree is sound, and that requests hold the blocks of their own tokens."""
+        self._tree.check_integrity(self.grid)
         for request in requests:
             for i in range(request.num_kept_blocks):
-                kept = self._by_block.get(request.block_table[i])
-                assert kept is None or kept.hash == request.block_hashes[i], "a wrong block is held"
+                node = self._tree.find(request.block_hashes[i])
+                held = request.block_table[i]
+                kept = node is not None and node.block == held
+                assert kept or not self._tree.holds(held), "a wrong block is held"

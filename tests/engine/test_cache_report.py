@@ -101,7 +101,7 @@ def test_a_dropped_snapshot_leaves_kv_whose_cost_is_counted(tiny_model) -> None:
     with engine(tiny_model) as llm:
         llm.generate([ids(1, 130)], GREEDY)
         (node,) = [n for n in llm._cache.walk() if n.snapshot is not None]
-        llm._cache.drop_snapshot(node)
+        llm._cache._tree.evict_snapshot(node)
         (before,) = llm.cache_report().segments
         assert (before.snapshot, before.hits, before.recomputed) == (None, 0, 0)
         llm.generate([ids(1, 130)], GREEDY)

@@ -15,6 +15,7 @@ ROOT = Path(minivllm_engine.__file__).parent
 ORDER = [
     "errors",
     "units",
+    "grid",
     "config",
     "request",
     "stats",
@@ -42,6 +43,8 @@ ORDER = [
     "block_manager",
     "block_hash",
     "deltanet_state",
+    "prefix_tree",
+    "cache_miss",
     "prefix_cache",
     "shared_beginnings",
     "cache_report",

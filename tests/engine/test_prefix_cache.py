@@ -96,7 +96,7 @@ def test_b18_a_shorter_hit_is_asked_for_again_not_cut() -> None:
     assert found(cache, tokens(300)) == (192, 256, "no_snapshot")
     deep = next(n for n in cache.walk() if n.end == 192)
     assert deep.snapshot is not None
-    cache.drop_snapshot(deep)
+    cache._tree.evict_snapshot(deep)
     cache.check_integrity([])
     assert found(cache, tokens(300)) == (64, 256, "evicted")
 

@@ -79,7 +79,7 @@ def after_eviction(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
     cache, rng = llm._cache, random.Random(len(prompt))
     with_snapshot = [node for node in cache.walk() if node.snapshot is not None]
     if with_snapshot and rng.random() < 0.5:
-        cache.drop_snapshot(rng.choice(with_snapshot))
+        cache._tree.evict_snapshot(rng.choice(with_snapshot))
     elif cache.num_nodes:
         keep = rng.randrange(cache.num_nodes)
         blocks = cache.allocate(cache.blocks.num_available - keep)

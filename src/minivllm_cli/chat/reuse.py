@@ -1,19 +1,12 @@
 """What the prefix cache did for a turn, in words: what was reused, and why it was not more."""
 
-from math import lcm
 from typing import TYPE_CHECKING
 
+from minivllm_engine.grid import boundary_grid
 from minivllm_engine.request import Divergence, Usage
 
 if TYPE_CHECKING:
     from minivllm_engine.tokenizer import Tokenizer
-
-_DELTA_RULE_CHUNK = 64
-
-
-def granularity(block_size: int) -> int:
-    """Prompts are reused in units of so many tokens."""
-    return lcm(block_size, _DELTA_RULE_CHUNK)
 
 
 def recompute_text(total: int, state_at: int) -> str:
@@ -49,7 +42,7 @@ def explanation(
     text = shortfall(usage, tokenizer, thinking_dropped=thinking_dropped)
     if text is not None:
         return text
-    unit = granularity(block_size)
+    unit = boundary_grid(block_size)
     match usage.miss_reason:
         case "disabled":
             return "nothing was reused: the prefix cache is off (cache.prefix_cache)"

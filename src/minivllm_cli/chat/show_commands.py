@@ -7,13 +7,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from minivllm_cli.chat.arguments import no_argument
-from minivllm_cli.chat.reuse import explanation, granularity
+from minivllm_cli.chat.reuse import explanation
 from minivllm_cli.chat.session import SAMPLING_KEYS, Chat
 from minivllm_cli.chat.settings_commands import describe_thinking
 from minivllm_cli.chat.statistics import reuse_text, statistics_line
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.print_config import describe_source, shown_value
 from minivllm_cli.problems import CliError
+from minivllm_engine.grid import boundary_grid
 from minivllm_engine.units import format_size
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _cache(repl: "Repl") -> str:
     if not stats.snapshots_total:
         return text + "The prefix cache is off: each turn computes the whole chat again."
     kept = stats.blocks_cached * block_size
-    text += f"KV of {kept:,} tokens is kept; reuse comes in units of {granularity(block_size)}.\n"
+    text += f"KV of {kept:,} tokens is kept; reuse comes in units of {boundary_grid(block_size)}.\n"
     totals = chat.totals
     share = totals.cached_tokens / max(totals.prompt_tokens, 1)
     return text + (

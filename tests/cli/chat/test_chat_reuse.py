@@ -8,10 +8,11 @@ import pytest
 from cli.chat.program import Chat as ChatProgram
 from cli.program import REAL
 from minivllm_cli.chat.answering import StopFlag
-from minivllm_cli.chat.reuse import explanation, granularity, recompute_text, shortfall
+from minivllm_cli.chat.reuse import explanation, recompute_text, shortfall
 from minivllm_cli.chat.session import Chat
 from minivllm_cli.settings import resolve_settings
 from minivllm_engine import LLM
+from minivllm_engine.grid import boundary_grid
 from minivllm_engine.request import Divergence, Usage
 
 GRID = 64
@@ -200,7 +201,7 @@ def test_every_reason_is_explained() -> None:
         told(_usage("below_granularity", 0, 0))
     )
     assert "the prefix cache is off" in told(_usage("disabled", 0, 0))
-    assert (granularity(16), granularity(64), granularity(128)) == (64, 64, 128)
+    assert (boundary_grid(16), boundary_grid(64), boundary_grid(128)) == (64, 64, 128)
     assert recompute_text(1204, 1152) == "snapshot at 1,152, 52 tokens to recompute"
     assert recompute_text(52, 0) == "52 tokens to recompute"
 
