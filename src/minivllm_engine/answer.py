@@ -81,9 +81,9 @@ class Answer:
     def finished(self) -> bool:
         return not self.requests
 
-    def forbidden_ids(self, request: Request) -> tuple[int, ...]:
-        """Ids that would end the output before its `min_tokens`."""
-        if len(request.output_ids) >= self.params.min_tokens:
+    def forbidden_ids(self, num_outputs: int) -> tuple[int, ...]:
+        """Ids that would end an output of so many tokens before its `min_tokens`."""
+        if num_outputs >= self.params.min_tokens:
             return ()
         return tuple(self._end_ids.union(self.params.stop_token_ids))
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from minivllm_engine.device_copy import on_device
 from minivllm_engine.model_config import ModelConfig
 
 
@@ -47,17 +48,26 @@ class CachePool:
             config.linear_key_head_dim,
         )
         kv_shape = (num_blocks + 1, block_size, config.num_key_value_heads, config.head_dim)
-        linear, attention = range(config.num_linear_layers), range(config.num_attention_layers)
+        linear, attention = config.num_linear_layers, config.num_attention_layers
 
-        def states(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-            return [torch.empty((count, *shape), dtype=dtype, device=device) for _ in linear]
+        def memory(num_layers: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty((num_layers, *shape), dtype=dtype, device=device)
 
-        self.conv = states(num_slots + 1, conv_shape, dtype)
-        self.recurrent = states(num_slots + 1, state_shape, state_dtype)
-        self.conv_snapshots = states(num_snapshots, conv_shape, dtype)
-        self.recurrent_snapshots = states(num_snapshots, state_shape, state_dtype)
-        self.keys = [torch.empty(kv_shape, dtype=dtype, device=device) for _ in attention]
-        self.values = [torch.empty(kv_shape, dtype=dtype, device=device) for _ in attention]
+        # A state's parts of all layers are copied at once, and so lie in one tensor.
+        self._states = (
+            memory(linear, (num_slots + 1, *conv_shape), dtype),
+            memory(linear, (num_slots + 1, *state_shape), state_dtype),
+        )
+        self._snapshots = (
+            memory(linear, (num_snapshots, *conv_shape), dtype),
+            memory(linear, (num_snapshots, *state_shape), state_dtype),
+        )
+        self.conv, self.recurrent = (list(states.unbind(0)) for states in self._states)
+        self.conv_snapshots, self.recurrent_snapshots = (
+            list(states.unbind(0)) for states in self._snapshots
+        )
+        self.keys = list(memory(attention, kv_shape, dtype).unbind(0))
+        self.values = list(memory(attention, kv_shape, dtype).unbind(0))
 
     def tensors(self) -> list[torch.Tensor]:
         snapshots = self.conv_snapshots + self.recurrent_snapshots
@@ -65,13 +75,11 @@ class CachePool:
 
     def save(self, slots: Sequence[int], snapshots: Sequence[int]) -> None:
         """Copy the states of some slots into as many snapshots."""
-        _copy_rows(self.conv, slots, self.conv_snapshots, snapshots)
-        _copy_rows(self.recurrent, slots, self.recurrent_snapshots, snapshots)
+        _copy_states(self._states, slots, self._snapshots, snapshots)
 
     def restore(self, snapshots: Sequence[int], slots: Sequence[int]) -> None:
         """Copy some snapshots into as many slots, no two alike."""
-        _copy_rows(self.conv_snapshots, snapshots, self.conv, slots)
-        _copy_rows(self.recurrent_snapshots, snapshots, self.recurrent, slots)
+        _copy_states(self._snapshots, snapshots, self._states, slots)
 
     @property
     def num_bytes(self) -> int:
@@ -95,13 +103,16 @@ def _num_bytes(tensors: list[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _copy_rows(
-    sources: list[torch.Tensor], rows: Sequence[int], targets: list[torch.Tensor], to: Sequence[int]
+def _copy_states(
+    sources: Sequence[torch.Tensor],
+    places: Sequence[int],
+    targets: Sequence[torch.Tensor],
+    to: Sequence[int],
 ) -> None:
+    if len(places) == 1:
+        for source, target in zip(sources, targets, strict=True):
+            target[:, to[0]].copy_(source[:, places[0]])
+        return
+    index = on_device([*to, *places], torch.int64, sources[0].device).view(2, -1)
     for source, target in zip(sources, targets, strict=True):
-        if len(rows) == 1:
-            target[to[0]].copy_(source[rows[0]])
-        else:
-            device = source.device
-            index = torch.tensor(to, device=device), torch.tensor(rows, device=device)
-            target.index_copy_(0, index[0], source.index_select(0, index[1]))
+        target.index_copy_(1, index[0], source.index_select(1, index[1]))

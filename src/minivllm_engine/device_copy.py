@@ -1,13 +1,36 @@
-"""Numbers of the host on the device, without the host waiting for what the device is still doing."""
+"""Numbers between host and device, without the host waiting for what the device is still doing."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 
 def on_device(
-    numbers: Sequence[float] | Sequence[int], dtype: torch.dtype, device: torch.device
+    numbers: Sequence[float] | Sequence[int] | np.ndarray,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """A new tensor [len(numbers)]. On a GPU the copy is queued, from pinned memory."""
     on_host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return on_host.to(device, non_blocking=True)
+
+
+class HostCopy:
+    """Numbers of the device on their way to the host: as they are at this point of its queue."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensor.device.type != "cuda":
+            self._host = tensor.clone()
+            return
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.current_stream().record_event()
+
+    def tolist(self) -> Any:
+        """Wait for them. Nested lists of the tensor's shape."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()

@@ -1,52 +1,25 @@
-"""LLM: the engine's loop and its public face."""
+"""LLM: the engine's public face."""
 
-import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-from minivllm_engine.answer import Answer
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.cache_report import CacheReport, cache_report
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.errors import ConfigError, EngineError, RequestError
+from minivllm_engine.engine_loop import EngineLoop
+from minivllm_engine.errors import ConfigError, RequestError
+from minivllm_engine.intake import Intake, is_batch, refused
+from minivllm_engine.load_report import LoadReport
 from minivllm_engine.model_runner import ModelRunner, Progress
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prepare import PreparedModel, prepare
-from minivllm_engine.prompt import Prompt, read_prompt
-from minivllm_engine.request import (
-    CacheUse,
-    FinishReason,
-    PositionLogprobs,
-    Request,
-    RequestOutput,
-    ResolvedSampling,
-    SamplingParams,
-    Timing,
-    Usage,
-)
-from minivllm_engine.sampler import Sampled, SamplingRow, sample
-from minivllm_engine.scheduler import ScheduledBatch, Scheduler
+from minivllm_engine.prompt import Prompt
+from minivllm_engine.request import CacheUse, RequestOutput, SamplingParams
+from minivllm_engine.scheduler import Scheduler
 from minivllm_engine.stats import EngineStats
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """A step that was launched and not yet collected: what it yields, or why it failed."""
-
-    batch: ScheduledBatch
-    sampled: tuple[Sampled | None, ...]
-    scored: tuple[PositionLogprobs | None, ...] = ()
-    failure: Exception | None = None
 
 
 class LLM:
@@ -90,13 +63,14 @@ class LLM:
         self.config = prepared.config
         self.stop_token_ids = prepared.end_ids
         self._plan = prepared.plan
-        self._runner: ModelRunner | None = ModelRunner(
+        runner = ModelRunner(
             prepared.index,
             self.model_config,
             self._plan,
-            device=torch.device("cpu"),
+            options=self.config.engine,
             progress=progress,
         )
+        self._intake = Intake(prepared)
         self._cache = PrefixCache(
             BlockManager(self._plan.num_blocks, self._plan.block_size),
             DeltaNetStateManager(self._plan.max_num_seqs, self._plan.num_snapshots),
@@ -106,13 +80,11 @@ class LLM:
         self._scheduler = Scheduler(
             self._cache, max_num_batched_tokens=self._plan.max_num_batched_tokens
         )
-        self._answers: dict[str, Answer] = {}
+        self._loop = EngineLoop(
+            runner, self._scheduler, self._cache, overlap=self._plan.device.kind == "cuda"
+        )
         self._undelivered: list[RequestOutput] = []
         self._num_added = 0
-        self._num_arrived = 0
-        self._prompt_tokens_computed = 0
-        self._output_tokens = 0
-        self._bound_steps: Counter[str] = Counter()
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -123,7 +95,7 @@ class LLM:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._answers or self._undelivered)
+        return bool(self._loop.answers or self._undelivered)
 
     def add_request(
         self,
@@ -142,12 +114,9 @@ class LLM:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, with what it has. None where there is no such request (any more)."""
-        answer = self._answers.pop(request_id, None)
+        answer = self._loop.abort(request_id)
         if answer is None:
             return None
-        for request in answer.requests:
-            self._scheduler.finish(request)
-        answer.end_all(FinishReason.ABORT)
         self._undelivered = [out for out in self._undelivered if out.request_id != request_id]
         return answer.snapshot()
 
@@ -162,7 +131,7 @@ class LLM:
             prompts: one, or a list of them; a list of integers is one prompt.
             params: for all prompts, or one a prompt.
         """
-        many: list[Any] = list(prompts) if _is_batch(prompts) else [prompts]
+        many: list[Any] = list(prompts) if is_batch(prompts) else [prompts]
         each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * len(many)
         if len(each) != len(many):
             raise ConfigError(f"{len(many)} prompts but {len(each)} sampling params")
@@ -175,7 +144,7 @@ class LLM:
                 try:
                     self._add(prompt, one, request_id=request_id, place=place)
                 except RequestError as error:
-                    results[request_id] = _refused(request_id, error)
+                    results[request_id] = refused(request_id, error)
             wanted = set(ids)
             while len(results) < len(ids):
                 for out in self._step_for(wanted):
@@ -196,7 +165,7 @@ class LLM:
         """
         request_id = self._add(prompt, params, request_id=None, place=self._num_added)
         try:
-            while request_id in self._answers:
+            while request_id in self._loop.answers:
                 yield from self._step_for({request_id})
         finally:
             self.abort(request_id)
@@ -207,121 +176,31 @@ class LLM:
     def _add(
         self, prompt: Prompt, params: SamplingParams | None, *, request_id: str | None, place: int
     ) -> str:
-        self._open_runner()
+        self._loop.open_runner()
         request_id = self._new_id(request_id)
-        if not isinstance(params, SamplingParams | None):
-            raise RequestError(
-                f"params: {type(params).__name__} is no SamplingParams",
-                hint="SamplingParams(max_tokens=...)",
-            )
-        if request_id in self._answers:
+        if request_id in self._loop.answers:
             raise RequestError(f"request id {request_id!r} is in use")
         self._num_added += 1
-        ids, is_chat = read_prompt(prompt, self.tokenizer)
-        resolved = (params or SamplingParams()).resolved(
-            self.config.sampling,
-            self.generation_config.sampling,
-            seed=self.config.sampling.seed + place,
-        )
-        self._check(ids, resolved)
-        answer_at = self.tokenizer.answer_start(ids) if is_chat else None
-        total = min(len(ids) + resolved.max_tokens, self.max_model_len)
-        requests = [
-            Request(
-                request_id,
-                tuple(ids),
-                resolved,
-                self._num_arrived + i,
-                index=i,
-                max_total_tokens=total,
-                answer_at=answer_at,
-            )
-            for i in range(resolved.n)
-        ]
-        self._num_arrived += len(requests)
-        end_ids = frozenset() if resolved.ignore_eos else self.stop_token_ids
-        self._answers[request_id] = Answer(
-            request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat
-        )
-        for request in requests:
-            self._scheduler.add(request)
+        self._loop.add(self._intake.read(prompt, params, request_id, place))
         return request_id
-
-    def _check(self, ids: Sequence[int], params: ResolvedSampling) -> None:
-        vocab = self.model_config.vocab_size
-        if not ids:
-            raise RequestError("the prompt is empty", code="empty_prompt")
-        for what, some in (
-            ("prompt token id", ids),
-            ("logit_bias id", params.logit_bias),
-            ("stop_token_ids id", params.stop_token_ids),
-        ):
-            wrong = next((i for i in some if not 0 <= i < vocab), None)
-            if wrong is not None:
-                raise RequestError(
-                    f"{what} {wrong} is out of range", why=f"the model has ids 0 to {vocab - 1}"
-                )
-        if params.min_tokens > params.max_tokens:
-            raise RequestError(f"min_tokens {params.min_tokens} > max_tokens {params.max_tokens}")
-        if len(ids) + 1 > self.max_model_len:
-            raise RequestError(
-                f"{len(ids)} prompt tokens + 1 > max_model_len {self.max_model_len}",
-                code="prompt_too_long",
-            )
 
     # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns an output for each request with news; [] when nothing is left."""
-        outputs, self._undelivered = self._undelivered, []
-        flight = self.launch()
-        return outputs if flight is None else outputs + self.collect(flight)
+        """Run one step. Returns an output for each request with news; [] when nothing is left.
 
-    def launch(self) -> StepInFlight | None:
-        """Schedule the next step and start it. `collect` must follow; None when nothing is left."""
-        runner = self._open_runner()
-        if not self._scheduler.has_unfinished:
-            return None
-        batch = self._scheduler.schedule()
-        if self._scheduler.bound_by is not None:
-            self._bound_steps[self._scheduler.bound_by] += 1
-        for sequence in batch.sequences:
-            self._answers[sequence.request.request_id].mark_started()
-        try:
-            output = runner.run(batch)
-            sampled = self._sample(output.logits, batch)
-        except Exception as error:
-            return StepInFlight(batch, (), failure=error)
-        except BaseException:
-            self._scheduler.roll_back(batch, suspect=False)
-            raise
-        return StepInFlight(batch, sampled, output.scored)
-
-    def collect(self, flight: StepInFlight) -> list[RequestOutput]:
-        """Commit a step that was launched, and report what is new.
-
-        A step that failed changes nothing; a request that fails by itself ends with an error.
+        On a GPU the news are those of the step before, while the next one runs.
         """
-        if flight.failure is not None:
-            return self._collect_failure(flight.batch, flight.failure)
-        token_ids = [None if one is None else one.token_id for one in flight.sampled]
-        self._scheduler.commit(flight.batch, token_ids)
-        news: dict[str, Answer] = {}
-        scored = iter(flight.scored)
-        for sequence, one in zip(flight.batch.sequences, flight.sampled, strict=True):
-            request = sequence.request
-            scores = list(islice(scored, len(sequence.scored)))
-            if request.status == "finished":
-                continue
-            answer = self._answers[request.request_id]
-            news[request.request_id] = answer
-            end = min(sequence.start + sequence.length, len(request.prompt_ids))
-            self._prompt_tokens_computed += max(0, end - sequence.start)
-            if not self._take_scores(answer, request, scores):
-                continue
-            if one is not None:
-                self._take_token(answer, request, one)
-        return [self._report(answer) for answer in news.values()]
+        outputs, self._undelivered = self._undelivered, []
+        return outputs + self._loop.step()
+
+    def _step_for(self, wanted: set[str]) -> list[RequestOutput]:
+        """One step; what it says of other requests is kept for the next `step`."""
+        outputs = self._loop.step()
+        self._undelivered += [out for out in outputs if out.request_id not in wanted]
+        return [out for out in outputs if out.request_id in wanted]
+
+    # -- the cache -------------------------------------------------------------------------------
 
     def cached_prefix(self, prompt: Prompt) -> CacheUse:
         """What the prefix cache has for a prompt now. Changes nothing.
@@ -329,10 +208,7 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be read.
         """
-        ids, is_chat = read_prompt(prompt, self.tokenizer)
-        answer_at = self.tokenizer.answer_start(ids) if is_chat else None
-        params = ResolvedSampling(seed=0)
-        return self._cache.match(Request("", tuple(ids), params, 0, answer_at=answer_at)).use
+        return self._cache.match(self._intake.probe(prompt)).use
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes. What running requests hold they keep until they end."""
@@ -348,7 +224,41 @@ class LLM:
         Raises:
             EngineError: the LLM is closed.
         """
-        return self._open_runner().allocated_bytes()
+        return self._loop.open_runner().allocated_bytes()
+
+    # -- the device ------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda"."""
+        return self._plan.device.kind
+
+    @property
+    def load_report(self) -> LoadReport:
+        """What the start took."""
+        return self._loop.open_runner().load_report
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batch sizes of decode steps that have a CUDA graph; () where there are none."""
+        return self.load_report.graph_sizes
+
+    def use_graphs(self, enabled: bool) -> None:
+        """Run decode steps by CUDA graph, or not. The answers are the same.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if enabled and not self.graph_sizes:
+            raise ConfigError(
+                "there are no CUDA graphs",
+                why=f"device {self.device}, graph.enabled {self.config.graph.enabled}",
+            )
+        decodes = self._loop.open_runner().decodes
+        if decodes is not None:
+            decodes.enabled = enabled
+
+    # -- looking ---------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
@@ -364,8 +274,8 @@ class LLM:
             state_slots_peak=states.peak_used,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._scheduler.num_steps,
-            prompt_tokens_computed=self._prompt_tokens_computed,
-            output_tokens=self._output_tokens,
+            prompt_tokens_computed=self._loop.prompt_tokens_computed,
+            output_tokens=self._loop.output_tokens,
             prompt_tokens=cache.prompt_tokens,
             cached_tokens=cache.cached_tokens,
             kv_matched_tokens=cache.kv_matched_tokens,
@@ -378,19 +288,18 @@ class LLM:
             snapshots_evicted=states.num_evicted,
             misses=dict(cache.misses),
             bound_by=self._scheduler.bound_by if self._scheduler.has_unfinished else None,
-            bound_steps=dict(self._bound_steps),
+            bound_steps=dict(self._loop.bound_steps),
         )
 
     def check_integrity(self) -> None:
         """Prove that every block and slot has the owners that it should have. For tests."""
         self._scheduler.check_integrity()
         live = {request.request_id for request in self._scheduler.live_requests()}
-        assert live == set(self._answers), "answers disagree with the scheduler"
+        assert live == set(self._loop.answers), "answers disagree with the scheduler"
 
     def close(self) -> None:
         """Give up the model's memory. Unfinished requests are dropped. May be called again."""
-        self._runner = None
-        self._answers.clear()
+        self._loop.close()
         self._undelivered.clear()
 
     def __enter__(self) -> Self:
@@ -403,109 +312,3 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _open_runner(self) -> ModelRunner:
-        if self._runner is None:
-            raise EngineError("this LLM is closed")
-        return self._runner
-
-    def _step_for(self, wanted: set[str]) -> list[RequestOutput]:
-        """One step; what it says of other requests is kept for the next `step`."""
-        flight = self.launch()
-        outputs = [] if flight is None else self.collect(flight)
-        self._undelivered += [out for out in outputs if out.request_id not in wanted]
-        return [out for out in outputs if out.request_id in wanted]
-
-    def _sample(self, logits: torch.Tensor, batch: ScheduledBatch) -> tuple[Sampled | None, ...]:
-        sampling = [sequence.request for sequence in batch.sequences if sequence.samples]
-        rows = [
-            SamplingRow(
-                params=request.params,
-                index=request.index,
-                position=request.num_tokens,
-                prompt_ids=request.prompt_ids,
-                output_ids=request.output_ids,
-                forbidden_ids=self._answers[request.request_id].forbidden_ids(request),
-            )
-            for request in sampling
-        ]
-        results = iter(sample(logits, rows))
-        return tuple(next(results) if sequence.samples else None for sequence in batch.sequences)
-
-    def _take_scores(
-        self, answer: Answer, request: Request, scores: Sequence[PositionLogprobs | None]
-    ) -> bool:
-        """Keep the logprobs of prompt tokens; False where some are dead and the request has ended."""
-        for score in scores:
-            if score is None:
-                self._end_dead(answer, request, len(request.prompt_logprobs) + 1)
-                return False
-            request.prompt_logprobs.append(score)
-        return True
-
-    def _end_dead(self, answer: Answer, request: Request, position: int) -> None:
-        error = EngineError(
-            "the model gave dead logits: not finite, or all equal",
-            why=f"at position {position} of {request.request_id}",
-            code="non_finite_logits",
-        )
-        for other in answer.requests:
-            self._cache.forget(other)
-        self._fail(answer, error)
-
-    def _take_token(self, answer: Answer, request: Request, one: Sampled) -> None:
-        if one.token_id is None:
-            self._end_dead(answer, request, request.num_tokens)
-            return
-        self._output_tokens += 1
-        if answer.add_token(request, one.token_id, one.logprobs) is not None:
-            self._scheduler.finish(request)
-
-    def _fail(self, answer: Answer, error: EngineError) -> None:
-        for request in answer.requests:
-            self._scheduler.finish(request)
-        answer.end_all(FinishReason.ERROR, error)
-
-    def _collect_failure(self, batch: ScheduledBatch, failure: Exception) -> list[RequestOutput]:
-        if len(batch.sequences) > 1:
-            logger.warning(
-                "a step of %d sequences failed (%s); they run one at a time to find the one to blame",
-                len(batch.sequences),
-                failure,
-            )
-        outputs = []
-        for request in self._scheduler.roll_back(batch):
-            answer = self._answers.get(request.request_id)
-            if answer is None:
-                continue
-            error = EngineError(
-                f"the engine failed on this request: {type(failure).__name__}: {failure}"
-            )
-            error.__cause__ = failure
-            self._fail(answer, error)
-            outputs.append(self._report(answer))
-        return outputs
-
-    def _report(self, answer: Answer) -> RequestOutput:
-        if answer.finished:
-            self._answers.pop(answer.request_id, None)
-        return answer.snapshot()
-
-
-def _is_batch(prompts: object) -> bool:
-    if not isinstance(prompts, list | tuple):
-        return False
-    return not prompts or not isinstance(prompts[0], int)
-
-
-def _refused(request_id: str, error: RequestError) -> RequestOutput:
-    return RequestOutput(
-        request_id=request_id,
-        prompt_token_ids=[],
-        outputs=[],
-        usage=Usage(prompt_tokens=0),
-        timing=Timing(),
-        params=None,
-        finished=True,
-        error=error,
-    )

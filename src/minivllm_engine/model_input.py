@@ -1,10 +1,14 @@
 """One step's input to the model: built from a ScheduledBatch, frozen, passed and never looked up."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from minivllm_engine.cache_pool import CachePool
+from minivllm_engine.device_copy import on_device
+from minivllm_engine.request import Request
 from minivllm_engine.scheduler import ScheduledBatch
 
 
@@ -18,14 +22,14 @@ class ModelInput:
     recurrent state are zero whatever its slot holds.
 
     Attributes:
-        token_ids: [num_tokens] int64.
-        positions: [num_tokens] int64, the absolute position of each token.
+        token_ids: [num_tokens] integers.
+        positions: [num_tokens] integers, the absolute position of each token.
         starts: [num_seqs], tokens of each sequence that earlier steps have computed (host).
         lengths: [num_seqs], new tokens of each sequence (host).
-        slots: [num_seqs] int64, the state slot of each sequence.
-        block_tables: [num_seqs, max_blocks] int64, padded with the sink block. Token p of a sequence
+        slots: [num_seqs] integers, the state slot of each sequence.
+        block_tables: [num_seqs, max_blocks] integers, padded with the sink block. Token p of a sequence
             lies in its block p // block_size at offset p % block_size.
-        kv_slots: [num_tokens] int64, where each new token's K and V go: block * block_size + offset.
+        kv_slots: [num_tokens] integers, where each new token's K and V go: block * block_size + offset.
         logits_rows: [num_logits] int64, rows of the packed batch whose logits are wanted.
         num_decodes: see above.
         scored_rows: [num_scored] int64, rows whose logits tell the logprob of a prompt's next token;
@@ -44,41 +48,74 @@ class ModelInput:
     scored_rows: torch.Tensor | None = None
 
 
-def build_model_input(batch: ScheduledBatch, pool: CachePool) -> ModelInput:
-    """Pack a scheduled batch for the model. Copies what it needs: the batch may change afterwards."""
+@dataclass(frozen=True, slots=True)
+class AwaitedTokens:
+    """What the step before samples, which the host does not know yet.
+
+    Attributes:
+        token_ids: [num_rows] int64, on the device.
+        rows: where in it each request's token is.
+    """
+
+    token_ids: torch.Tensor
+    rows: Mapping[Request, int]
+
+    def sources(self, batch: ScheduledBatch) -> tuple[list[int], list[int]]:
+        """The sequences of `batch` that await their token, and the rows of `token_ids` that they get."""
+        places = [i for i, sequence in enumerate(batch.sequences) if sequence.awaits]
+        return places, [self.rows[batch.sequences[i].request] for i in places]
+
+
+def build_model_input(
+    batch: ScheduledBatch, pool: CachePool, awaited: AwaitedTokens | None = None
+) -> ModelInput:
+    """Pack a scheduled batch for the model. Copies what it needs: the batch may change afterwards.
+
+    Args:
+        awaited: of the step before, where sequences await their tokens.
+    """
     sequences = batch.sequences
     tokens: list[int] = []
-    positions: list[int] = []
-    kv_slots: list[int] = []
+    positions, kv_slots = [], []
     logits_rows: list[int] = []
     scored_rows: list[int] = []
     size = pool.block_size
     for sequence in sequences:
         start, end = sequence.start, sequence.start + sequence.length
-        tokens += sequence.request.token_ids(start, end)
-        positions += range(start, end)
-        table = sequence.block_table
-        kv_slots += [table[p // size] * size + p % size for p in range(start, end)]
+        tokens += [0] if sequence.awaits else sequence.request.token_ids(start, end)
+        span = np.arange(start, end)
+        positions.append(span)
+        kv_slots.append(np.array(sequence.block_table)[span // size] * size + span % size)
         first = len(tokens) - sequence.length
         scored_rows += [first + position - start for position in sequence.scored]
         if sequence.samples:
             logits_rows.append(len(tokens) - 1)
     widest = max(len(sequence.block_table) for sequence in sequences)
-    padding = [pool.sink_block] * widest
-    tables = [[*s.block_table, *padding[len(s.block_table) :]] for s in sequences]
-
-    def tensor(values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=pool.device)
-
+    tables = np.full((len(sequences), widest), pool.sink_block)
+    for i, sequence in enumerate(sequences):
+        tables[i, : len(sequence.block_table)] = sequence.block_table
+    slots = np.array([sequence.slot for sequence in sequences])
+    parts = [np.array(tokens), np.concatenate(positions), slots, tables.ravel()]
+    parts += [np.concatenate(kv_slots), np.array(logits_rows, dtype=np.int64)]
+    parts += [np.array(scored_rows, dtype=np.int64)]
+    packed = on_device(np.concatenate(parts), torch.int64, pool.device)
+    ids, places, slot_ids, table_ids, kv, logits, scored = packed.split_with_sizes(
+        [len(part) for part in parts]
+    )
+    if awaited is not None:
+        waiting, sources = awaited.sources(batch)
+        if waiting:
+            index = on_device([*waiting, *sources], torch.int64, pool.device).view(2, -1)
+            ids.index_copy_(0, index[0], awaited.token_ids.index_select(0, index[1]))
     return ModelInput(
-        token_ids=tensor(tokens),
-        positions=tensor(positions),
+        token_ids=ids,
+        positions=places,
         starts=tuple(sequence.start for sequence in sequences),
         lengths=tuple(sequence.length for sequence in sequences),
-        slots=tensor([sequence.slot for sequence in sequences]),
-        block_tables=tensor(tables),
-        kv_slots=tensor(kv_slots),
-        logits_rows=tensor(logits_rows),
+        slots=slot_ids,
+        block_tables=table_ids.view(len(sequences), widest),
+        kv_slots=kv,
+        logits_rows=logits,
         num_decodes=batch.num_decodes,
-        scored_rows=tensor(scored_rows) if scored_rows else None,
+        scored_rows=scored if scored_rows else None,
     )

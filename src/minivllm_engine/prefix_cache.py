@@ -175,9 +175,10 @@ class PrefixCache:
         """
         if not self.enabled or not request.params.prefix_cache or end % self.grid:
             return None
-        node = self._tree.find(self.hashes(request, end // self.blocks.block_size)[-1])
-        if node is not None and node.snapshot is not None:
-            return None
+        if end <= request.num_tokens:  # else nobody knows yet what it will be the state of
+            node = self._tree.find(self.hashes(request, end // self.blocks.block_size)[-1])
+            if node is not None and node.snapshot is not None:
+                return None
         snapshot = self.states.reserve_snapshot()
         if snapshot is None and self._tree.evict_cheapest_snapshot():
             snapshot = self.states.reserve_snapshot()

@@ -282,11 +282,14 @@ RequestStatus = Literal["waiting", "running", "finished"]
 class Request:
     """One sequence in the scheduler: one output of what the user asked for.
 
-    Owned by the scheduler: `status`, `output_ids`, `num_computed_tokens` and `num_preemptions`. The
+    Owned by the scheduler: `status`, `output_ids`, the numbers of tokens and `num_preemptions`. The
     block table's ids belong to the block manager and the slot to the state manager; both are held by
     the request for as long as it runs. The prefix cache keeps what it knows of the request here too.
 
     Attributes:
+        num_computed_tokens: whose state and KV are there.
+        num_launched_tokens: those, and those of steps in flight.
+        num_awaited: tokens that steps in flight will yield.
         answer_at: in a chat, where the prompt opens the answer: the last tokens of the prompt.
         block_hashes: of its blocks, as far as they were needed.
         num_kept_blocks: blocks of the table that are in the cache.
@@ -307,6 +310,8 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     slot: int | None = None
     num_computed_tokens: int = 0
+    num_launched_tokens: int = 0
+    num_awaited: int = 0
     num_preemptions: int = 0
     last_step: int = -1
     answer_at: int | None = None
@@ -321,6 +326,13 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens that are known: the prompt and what was sampled."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    def token_at(self, position: int) -> int:
+        """The id at a position of prompt and output together."""
+        length = len(self.prompt_ids)
+        return (
+            self.prompt_ids[position] if position < length else self.output_ids[position - length]
+        )
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Ids of the positions `start` to `end` of prompt and output together."""

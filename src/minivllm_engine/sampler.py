@@ -1,6 +1,7 @@
 """Logits to token ids. What a row gets depends on its own logits, parameters and counters alone.
 
 All of it are torch operations on the logits' device, of which none waits for it before `Draw.results`.
+Whoever draws from logits may overwrite them as soon as `draw` has returned.
 """
 
 from collections import Counter
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm_engine.device_copy import on_device
+from minivllm_engine.device_copy import HostCopy, on_device
+from minivllm_engine.ops.sampling.reference import greedy
 from minivllm_engine.request import PositionLogprobs, ResolvedSampling, TokenLogprob
+
+Greedy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _MASK64 = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -76,37 +80,44 @@ def score(
     group = max(16, _GROUP_ELEMENTS // vocab_size)
     for at in range(0, len(tokens), group):
         logits = logits_of(hidden[at : at + group]).float()
-        reports = _logprobs(logits, tokens[at : at + group])
-        results += [
-            r if ok else None for r, ok in zip(reports, _alive(logits).tolist(), strict=True)
-        ]
+        some = tokens[at : at + group]
+        ids = on_device([token_id for token_id, _ in some], torch.int64, logits.device)
+        reports = _Logprobs(logits, ids, [count for _, count in some]).results()
+        alive = greedy(logits)[1].tolist()
+        results += [r if ok else None for r, ok in zip(reports, alive, strict=True)]
     return results
 
 
-@dataclass(frozen=True, slots=True)
 class Draw:
     """Tokens that may still be on their way: nothing here has waited for the device.
 
     Attributes:
         token_ids: [num_rows] int64, on the device of the logits; valid ids, also of dead rows.
         alive: [num_rows] bool, likewise: are the logits finite, and not all equal?
-        logits: [num_rows, vocab] fp32, as the model gave them.
-        rows: one entry a row.
     """
 
-    token_ids: torch.Tensor
-    alive: torch.Tensor
-    logits: torch.Tensor
-    rows: Sequence[SamplingRow]
+    def __init__(
+        self,
+        token_ids: torch.Tensor,
+        alive: torch.Tensor,
+        reports: Sequence[tuple[Sequence[int], "_Logprobs"]] = (),
+    ) -> None:
+        """reports: places of some rows, and what is to be told of them."""
+        self.token_ids, self.alive = token_ids, alive
+        self._tokens = HostCopy(token_ids.where(alive, -1))
+        self._reports = reports
 
     def results(self) -> list[Sampled]:
         """Wait for the tokens, and report what was asked for."""
-        token_ids = self.token_ids.where(self.alive, -1).tolist()
-        reports = _reports(self.logits, self.rows, token_ids)
-        return [
-            Sampled(token_id, reports.get(i)) if token_id >= 0 else Sampled(None)
-            for i, token_id in enumerate(token_ids)
-        ]
+        sampled = [Sampled(i) if i >= 0 else _DEAD for i in self._tokens.tolist()]
+        for places, logprobs in self._reports:
+            for place, report in zip(places, logprobs.results(), strict=True):
+                if sampled[place].token_id is not None:
+                    sampled[place] = Sampled(sampled[place].token_id, report)
+        return sampled
+
+
+_DEAD = Sampled(None)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
@@ -114,37 +125,61 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     return draw(logits, rows).results()
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Draw:
+def draw(
+    logits: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    *,
+    greedy: Greedy = greedy,
+    likeliest: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Draw:
     """Queue the drawing of one token a row on the device of the logits.
 
     Args:
         logits: [num_rows, vocab], any float dtype; not modified.
         rows: one entry a row.
+        greedy: finds the largest logit of each row, see ops/sampling.
+        likeliest: what it gives for these logits, if that is known.
     """
-    raw = logits.float()
-    adjusted = _adjust(raw, rows)
-    token_ids = adjusted.nan_to_num().argmax(dim=-1)
+    token_ids, alive = likeliest or greedy(logits)
+    changed = [i for i, row in enumerate(rows) if _needs_adjusting(row)]
     drawn = [i for i, row in enumerate(rows) if row.params.temperature]
-    vocab = raw.shape[-1]
+    told = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if changed or drawn:
+        token_ids = token_ids.clone()
+        adjusted = _adjust(logits.float(), rows, changed)
+        if changed:
+            index = on_device(changed, torch.int64, logits.device)
+            token_ids.index_copy_(0, index, greedy(adjusted.index_select(0, index))[0])
+        _draw_into(token_ids, adjusted, rows, drawn)
+    reports = []
+    group = max(1, _GROUP_ELEMENTS // logits.shape[-1])
+    for at in range(0, len(told), group):
+        some = told[at : at + group]
+        index = on_device(some, torch.int64, logits.device)
+        counts = [rows[i].params.logprobs or 0 for i in some]
+        own = token_ids.index_select(0, index)
+        reports.append((some, _Logprobs(logits.index_select(0, index), own, counts)))
+    return Draw(token_ids, alive, reports)
+
+
+def _draw_into(
+    token_ids: torch.Tensor,
+    adjusted: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    drawn: Sequence[int],
+) -> None:
+    """Overwrite the tokens of the rows `drawn` by random ones."""
+    vocab = adjusted.shape[-1]
     few = [i for i in drawn if 0 < rows[i].params.top_k <= _FEW < vocab]
     for members, width in ((few, _FEW), (sorted({*drawn} - {*few}), vocab)):
         group = max(1, _GROUP_ELEMENTS // width)
         for at in range(0, len(members), group):
             chosen = members[at : at + group]
-            index = on_device(chosen, torch.int64, raw.device)
+            index = on_device(chosen, torch.int64, adjusted.device)
             some = adjusted.index_select(0, index)
             ordered, ids = _largest(some) if width < vocab else _sorted(some)
             picked = _pick(ordered, ids, vocab, [rows[i] for i in chosen])
             token_ids.index_copy_(0, index, picked)
-    return Draw(token_ids, _alive(raw), raw, rows)
-
-
-def _alive(logits: torch.Tensor) -> torch.Tensor:
-    finite = logits.isfinite().all(dim=-1)
-    if logits.shape[-1] > 1:
-        # A head that was never loaded gives equal logits, which no real model does.
-        finite &= logits.amax(dim=-1) != logits.amin(dim=-1)
-    return finite
 
 
 def _sorted(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,9 +199,8 @@ def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.gather(1, ids), ids
 
 
-def _adjust(raw: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+def _adjust(raw: torch.Tensor, rows: Sequence[SamplingRow], changed: Sequence[int]) -> torch.Tensor:
     """Penalties, bias and forbidden ids; `raw` itself where no row asks for any."""
-    changed = [i for i, row in enumerate(rows) if _needs_adjusting(row)]
     if not changed:
         return raw
     logits = raw.clone()
@@ -238,36 +272,29 @@ def _pick(
     return ids.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)
 
 
-def _reports(
-    raw: torch.Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
-) -> dict[int, PositionLogprobs]:
-    """Logprobs of the rows that ask for them."""
-    counts = {i: row.params.logprobs for i, row in enumerate(rows)}
-    wanted = [(i, n) for i, n in counts.items() if n is not None and token_ids[i] >= 0]
-    group = max(1, _GROUP_ELEMENTS // raw.shape[-1])
-    found: dict[int, PositionLogprobs] = {}
-    for at in range(0, len(wanted), group):
-        some = wanted[at : at + group]
-        places = [i for i, _ in some]
-        tokens = [(token_ids[i], count) for i, count in some]
-        found |= zip(places, _logprobs(raw[places], tokens), strict=True)
-    return found
+class _Logprobs:
+    """Of one token a row, and of as many of the likeliest as stand beside it: on their way to the host."""
 
+    def __init__(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[int]
+    ) -> None:
+        """logits [num_rows, vocab]; token_ids [num_rows] int64; counts: of the likeliest, one a row."""
+        logprobs = logits.double().log_softmax(dim=-1)
+        top = logprobs.topk(min(max(counts), logprobs.shape[-1]))
+        own = logprobs.gather(1, token_ids.unsqueeze(1))
+        ranks = (logprobs > own).sum(dim=-1)
+        self._counts = counts
+        parts = (token_ids, own.squeeze(1), ranks, top.values, top.indices)
+        self._parts = [HostCopy(part) for part in parts]
 
-def _logprobs(logits: torch.Tensor, tokens: Sequence[tuple[int, int]]) -> list[PositionLogprobs]:
-    """Of one token a row, and of as many of the likeliest as stand beside it."""
-    logprobs = logits.double().log_softmax(dim=-1)
-    most = min(max(count for _, count in tokens), logprobs.shape[-1])
-    top_values, top_ids = (part.tolist() for part in logprobs.topk(most))
-    ids = torch.tensor([[token_id] for token_id, _ in tokens], device=logits.device)
-    own = logprobs.gather(1, ids)
-    ranks = (logprobs > own).sum(dim=-1).tolist()
-    found = []
-    for i, ((token_id, count), value) in enumerate(zip(tokens, own[:, 0].tolist(), strict=True)):
-        pairs = zip(top_ids[i][:count], top_values[i][:count], strict=True)
-        top = tuple(TokenLogprob(*pair, place) for place, pair in enumerate(pairs, start=1))
-        found.append(PositionLogprobs(TokenLogprob(token_id, value, ranks[i] + 1), top))
-    return found
+    def results(self) -> list[PositionLogprobs]:
+        found = []
+        rows = zip(*(part.tolist() for part in self._parts), self._counts, strict=True)
+        for token_id, logprob, rank, values, ids, count in rows:
+            pairs = zip(ids[:count], values[:count], strict=True)
+            top = tuple(TokenLogprob(*pair, place) for place, pair in enumerate(pairs, start=1))
+            found.append(PositionLogprobs(TokenLogprob(token_id, logprob, rank + 1), top))
+        return found
 
 
 def _mix(value: int) -> int:

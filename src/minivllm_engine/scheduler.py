@@ -12,7 +12,8 @@ from minivllm_engine.shared_beginnings import SharedBeginnings
 class ScheduledSequence:
     """One request's part of a step: its tokens `start` to `start + length`.
 
-    `samples` says that the last known token is among them, so that the step yields the next one.
+    `samples` says that the last token is among them, so that the step yields the next one.
+    `awaits` says that its token, a single one, is still to come from the step before.
     `snapshot` is where its state goes after the step, if it is to be kept. `scored` are the positions
     whose logits are wanted because they tell the logprob of the prompt's next token.
     """
@@ -25,18 +26,21 @@ class ScheduledSequence:
     samples: bool
     snapshot: int | None = None
     scored: range = range(0)
+    awaits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """A step: the first `num_decodes` sequences have one token each, longer chunks follow.
 
-    Before it, the states of `restores` (snapshot, slot) are copied; those slots may run later only.
+    Before it, the states of `restores` (snapshot, slot) are copied, for the requests `restored`, which may
+    run in a later step only.
     """
 
     sequences: tuple[ScheduledSequence, ...]
     num_decodes: int
     restores: tuple[tuple[int, int], ...] = ()
+    restored: tuple[Request, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -53,6 +57,9 @@ class Scheduler:
     from its known tokens, or from what the prefix cache still has of them. The oldest is never
     preempted, so that something always finishes. A request whose prompt begins like one that is being
     computed waits until it can start from there.
+
+    A step may be scheduled while the one before is still in flight. Its requests are then taken to be
+    where that step will leave them, each with a token more that nobody knows yet.
     """
 
     def __init__(self, cache: PrefixCache, *, max_num_batched_tokens: int) -> None:
@@ -66,10 +73,11 @@ class Scheduler:
         self.num_steps = 0
         self.num_preemptions = 0
         self.bound_by: str | None = None
-        self._in_flight: tuple[ScheduledSequence, ...] = ()
+        self._in_flight: list[ScheduledBatch] = []  # in the order of their launch
         self._quarantine: list[Request] = []
         self._plan: dict[Request, int] = {}
         self._num_planned = 0
+        self._starved = False
         self._restores: dict[Request, int] = {}
         self._beginnings = SharedBeginnings(cache)
 
@@ -87,78 +95,119 @@ class Scheduler:
         return self.block_manager.blocks_for(num_tokens) <= self.block_manager.num_blocks
 
     def schedule(self) -> ScheduledBatch:
-        """Plan the next step. Empty only where nothing is left to run.
+        """Plan the next step, with none in flight. Empty only where nothing is left to run.
 
         Allocates blocks and slots and may preempt; tokens and progress change in `commit` alone.
         The batch is valid until `commit` or `roll_back`, one of which must follow.
         """
         assert not self._in_flight, "the step before was neither committed nor rolled back"
-        self.num_steps += 1
-        self.bound_by = None
-        self._plan, self._num_planned, self._restores = {}, 0, {}
+        self._begin_step()
         if self._quarantine:
             self._schedule_alone(self._quarantine[0])
         else:
             self._schedule_all()
+        return self._launch()
+
+    def schedule_ahead(self) -> ScheduledBatch | None:
+        """Plan the step after the one in flight. None where that must land first.
+
+        That is where nothing can run before, where memory is short, since nothing that is in flight may be
+        preempted, and where a request is looked for that makes steps fail.
+        """
+        assert len(self._in_flight) == 1
+        if self._quarantine:
+            return None
+        self._begin_step()
+        self._schedule_all()
+        if self._starved or not self._plan:
+            # What was allocated and admitted is kept for the next attempt.
+            self.num_steps -= 1
+            return None
+        return self._launch()
+
+    def _begin_step(self) -> None:
+        self.num_steps += 1
+        self.bound_by = None
+        self._plan, self._num_planned, self._starved = {}, 0, False
+
+    def _launch(self) -> ScheduledBatch:
         sequences = [self._sequence(request, length) for request, length in self._plan.items()]
         # By slot, so that a decode step walks through the state memory in order.
         sequences.sort(key=lambda s: (s.length > 1, s.slot))
-        self._in_flight = tuple(sequences)
-        restores = [
-            (snapshot, r.slot) for r, snapshot in self._restores.items() if r.slot is not None
-        ]
+        for sequence in sequences:
+            sequence.request.num_launched_tokens += sequence.length
+            sequence.request.num_awaited += sequence.samples
+        restored = tuple(r for r in self._restores if r.slot is not None)
+        restores = [(self._restores[r], r.slot) for r in restored if r.slot is not None]
+        self._restores = {}
         num_decodes = sum(s.length == 1 for s in sequences)
-        return ScheduledBatch(self._in_flight, num_decodes, tuple(restores))
+        batch = ScheduledBatch(tuple(sequences), num_decodes, tuple(restores), restored)
+        self._in_flight.append(batch)
+        return batch
 
     def commit(self, batch: ScheduledBatch, token_ids: Sequence[int | None]) -> None:
-        """The step is done: lengths advance, and each sequence that samples gets its token.
+        """The oldest step in flight is done: lengths advance, and what sampled gets its token.
 
         Args:
             token_ids: one entry a sequence; None where the sequence does not sample or got no token.
         """
         for sequence, token_id in zip(batch.sequences, token_ids, strict=True):
             request = sequence.request
+            if request.status == "finished":
+                self._discard(sequence)
+                continue
             end = sequence.start + sequence.length
             request.num_computed_tokens = end
             request.last_step = self.num_steps
             self.cache.commit(request, end, sequence.snapshot)
-            if sequence.samples and token_id is not None:
-                request.output_ids.append(token_id)
-            if sequence.samples and request in self._quarantine:
-                self._quarantine.remove(request)
-        self._land()
+            if sequence.samples:
+                request.num_awaited -= 1
+                if token_id is not None:
+                    request.output_ids.append(token_id)
+                if request in self._quarantine:
+                    self._quarantine.remove(request)
+        self._land(batch)
 
     def roll_back(self, batch: ScheduledBatch, *, suspect: bool = True) -> list[Request]:
-        """The step failed, and what it wrote is unknown. Tokens stay; state and KV are dropped.
+        """The oldest step in flight failed, and what it wrote is unknown. Tokens stay; state and KV are
+        dropped, those of a step that was launched after it too.
 
-        The requests of the batch start again. If one of them is suspected of having caused the failure,
+        The requests of the steps start again. If one of them is suspected of having caused the failure,
         they run one at a time until each has got a token alone. Returns those that have failed
         alone: they are to blame and must be finished.
         """
-        requests = [sequence.request for sequence in batch.sequences]
-        for sequence in batch.sequences:
-            if sequence.snapshot is not None:
-                self.state_manager.free_snapshot(sequence.snapshot)
-        self._land()
+        assert batch is self._in_flight[0]
+        steps = list(self._in_flight)
+        for sequence in (sequence for step in steps for sequence in step.sequences):
+            self._discard(sequence)
+        for step in steps:
+            self._land(step)
+        ran = list(dict.fromkeys(s.request for step in steps for s in step.sequences))
         # What was to be restored for a request that had no tokens in the step may not have been, either.
-        waiting_for_state = [request for request in self._restores if request not in requests]
-        for request in [*requests, *waiting_for_state]:
+        restored = [r for step in steps for r in step.restored if r not in ran]
+        for request in [*ran, *restored]:
             if request.status == "running":
                 self._stop_running(request)
         if not suspect:
             return []
-        if len(requests) == 1:
-            return requests
-        self._quarantine += [r for r in requests if r.status == "waiting"]
+        if len(ran) == 1:
+            return ran
+        self._quarantine += [r for r in ran if r.status == "waiting"]
         return []
 
+    def roll_back_all(self) -> None:
+        """Give up whatever is in flight, without suspecting anybody."""
+        if self._in_flight:
+            self.roll_back(self._in_flight[0], suspect=False)
+
     def finish(self, request: Request) -> None:
-        """End a request, whatever it is doing. Blocks and slot of a step in flight go when it lands."""
+        """End a request, whatever it is doing. Blocks and slot of steps in flight go when they land."""
         if request.status == "waiting":
             self.waiting.remove(request)
         elif request.status == "running":
             self.running.remove(request)
-            if all(sequence.request is not request for sequence in self._in_flight):
+            self._restores.pop(request, None)
+            if not self._flies(request):
                 self._release(request)
         request.status = "finished"
         self._beginnings.forget(request)
@@ -167,23 +216,29 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Prove ownership: every block and slot is free, or held by exactly the requests that use it."""
-        ending = [s.request for s in self._in_flight if s.request.status == "finished"]
+        flying = [s for batch in self._in_flight for s in batch.sequences]
+        ending = {s.request for s in flying if s.request.status == "finished"}
         holders = [*self.running, *ending]
         self.block_manager.check_integrity(request.block_table for request in holders)
         slots = [request.slot for request in holders]
         assert None not in slots, "a running request has no slot"
         self.state_manager.check_integrity(
             (slot for slot in slots if slot is not None),
-            (s.snapshot for s in self._in_flight if s.snapshot is not None),
+            (s.snapshot for s in flying if s.snapshot is not None),
         )
         self.cache.check_integrity(holders)
         for request in self.running:
             held = len(request.block_table) * self.block_manager.block_size
-            assert held >= request.num_computed_tokens, "computed tokens without blocks"
+            assert held >= request.num_launched_tokens, "computed tokens without blocks"
             assert request.num_computed_tokens <= request.num_tokens
+            steps = [s for s in flying if s.request is request]
+            length, samples = sum(s.length for s in steps), sum(s.samples for s in steps)
+            assert request.num_launched_tokens == request.num_computed_tokens + length
+            assert request.num_awaited == samples
         for request in self.waiting:
             assert request.status == "waiting" and not request.block_table
             assert request.slot is None and request.num_computed_tokens == 0
+            assert request.num_launched_tokens == request.num_awaited == 0
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=lambda r: r.arrival), "a queue is out of order"
 
@@ -203,11 +258,12 @@ class Scheduler:
         self._admit_in_order()
         decodes = [r for r in self.running if _remaining(r) == 1]
         decodes.sort(key=lambda r: r.last_step)
-        prompts_wait = len(decodes) < len(self.running)
+        prompts_wait = any(_remaining(r) > 1 for r in self.running)
         self._plan_decodes(decodes, budget - (self._prompt_share(budget) if prompts_wait else 0))
         self._plan_prompts(budget)
         self._plan_decodes(decodes, budget)
-        if self.bound_by is None and len(self._plan) < len(self.running):
+        full = self._num_planned >= budget and self.bound_by is None
+        if full and any(_remaining(r) > self._plan.get(r, 0) for r in self.running):
             self.bound_by = "token budget"
 
     def _prompt_share(self, budget: int) -> int:
@@ -240,11 +296,11 @@ class Scheduler:
         """Give the request up to `available` more tokens of this step, if blocks for them can be had."""
         planned = self._plan.get(request, 0)
         length = self._chunk_length(request, planned + available)
-        needed = self.block_manager.blocks_for(request.num_computed_tokens + length)
+        needed = self.block_manager.blocks_for(request.num_launched_tokens + length)
         missing = needed - len(request.block_table)
         while missing > self.block_manager.num_available:
-            if not self._preempt_for(request):
-                self.bound_by = "KV blocks"
+            if self._in_flight or not self._preempt_for(request):
+                self.bound_by, self._starved = "KV blocks", True
                 return
         request.block_table += self.cache.allocate(missing)
         self._plan[request] = length
@@ -254,7 +310,8 @@ class Scheduler:
         """Tokens from the request's position on: to the end or to where a snapshot is wanted, or as far
         as a grid line within reach.
         """
-        start, end = request.num_computed_tokens, request.num_tokens
+        start = request.num_launched_tokens
+        end = start + _remaining(request)
         end = next((b for b in request.boundaries if b > start), end)
         reach = min(end, start + available)
         next_line = (start // self.grid + 1) * self.grid
@@ -266,15 +323,23 @@ class Scheduler:
 
     def _sequence(self, request: Request, length: int) -> ScheduledSequence:
         assert request.slot is not None
-        start = request.num_computed_tokens
-        samples = start + length == request.num_tokens
+        start = request.num_launched_tokens
+        samples = length == _remaining(request)
         table, end = tuple(request.block_table), start + length
         snapshot = None
         if end in request.boundaries or (end >= len(request.prompt_ids) and end % self.grid == 0):
             snapshot = self.cache.reserve_snapshot(request, end)
         scored = _scored(request, start, end)
         return ScheduledSequence(
-            request, start, length, table, request.slot, samples, snapshot, scored
+            request,
+            start,
+            length,
+            table,
+            request.slot,
+            samples,
+            snapshot,
+            scored,
+            awaits=start + length > request.num_tokens,
         )
 
     # -- admission and preemption ----------------------------------------------------------------
@@ -320,6 +385,7 @@ class Scheduler:
     def _admit(self, request: Request, match: Match) -> None:
         self.waiting.remove(request)
         snapshot = self.cache.start_from(request, match)
+        request.num_launched_tokens = request.num_computed_tokens
         request.slot = self.state_manager.allocate()
         if snapshot is not None:
             self._restores[request] = snapshot
@@ -342,7 +408,7 @@ class Scheduler:
         self.running.remove(request)
         self._release(request)
         self._restores.pop(request, None)
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_launched_tokens = request.num_awaited = 0
         request.status = "waiting"
         _insert_by_arrival(self.waiting, request)
 
@@ -353,11 +419,21 @@ class Scheduler:
         request.block_table, request.slot = [], None
         request.boundaries, request.num_kept_blocks = [], 0
 
-    def _land(self) -> None:
-        ended = [s.request for s in self._in_flight if s.request.status == "finished"]
-        self._in_flight = ()
-        for request in ended:
-            self._release(request)
+    def _discard(self, sequence: ScheduledSequence) -> None:
+        """Nobody will use what this part of a step has written."""
+        if sequence.snapshot is not None:
+            self.state_manager.free_snapshot(sequence.snapshot)
+
+    def _flies(self, request: Request) -> bool:
+        return any(s.request is request for batch in self._in_flight for s in batch.sequences)
+
+    def _land(self, batch: ScheduledBatch) -> None:
+        self._in_flight.remove(batch)
+        for sequence in batch.sequences:
+            request = sequence.request
+            ended = request.status == "finished" and request.slot is not None
+            if ended and not self._flies(request):
+                self._release(request)
 
     def live_requests(self) -> Iterator[Request]:
         """All requests that are not finished, running ones first."""
@@ -374,7 +450,19 @@ def _scored(request: Request, start: int, end: int) -> range:
 
 
 def _remaining(request: Request) -> int:
-    return request.num_tokens - request.num_computed_tokens
+    """Tokens that no step has taken yet, the awaited one too; 0 where that one will be the last."""
+    if request.num_awaited and _ends_with(request, request.num_awaited):
+        return 0
+    return request.num_tokens + request.num_awaited - request.num_launched_tokens
+
+
+def _ends_with(request: Request, count: int) -> bool:
+    """Will so many more tokens end the request, whatever they are?"""
+    outputs = len(request.output_ids) + count
+    return (
+        outputs >= request.params.max_tokens
+        or len(request.prompt_ids) + outputs >= request.max_total_tokens
+    )
 
 
 def _insert_by_arrival(queue: list[Request], request: Request) -> None:

@@ -35,7 +35,7 @@ class SharedBeginnings:
         blocks = self._cache.grid // self._cache.blocks.block_size
         beginning = self._cache.hashes(request, blocks)[-1]
         for other in running:
-            done = other.num_computed_tokens
+            done = other.num_launched_tokens
             if done >= len(other.prompt_ids) - 1 or not other.params.prefix_cache:
                 continue
             if other.block_hashes[blocks - 1 : blocks] != [beginning]:

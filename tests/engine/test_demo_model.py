@@ -104,7 +104,7 @@ def test_recall_over_a_boundary_is_right_without_damage(recall_over_a_boundary) 
 
 def test_negative_control_a_zeroed_state_breaks_recall(recall_over_a_boundary) -> None:
     def zero_recurrent(llm: LLM, request: Request) -> None:
-        for tensor in llm._runner.pool.recurrent:
+        for tensor in llm._loop.runner.pool.recurrent:
             tensor[request.slot] = 0
 
     assert share_right(recall_over_a_boundary, zero_recurrent) <= 0.2
@@ -118,7 +118,7 @@ def test_negative_control_a_dropped_conv_state_changes_the_output(llm, checks) -
             outs = llm.step()
             if drop and llm._scheduler.running:
                 (request,) = llm._scheduler.running
-                for tensor in llm._runner.pool.conv:
+                for tensor in llm._loop.runner.pool.conv:
                     tensor[request.slot] = 0
         return [position.sampled.logprob for position in outs[-1].outputs[0].logprobs]
 
@@ -131,7 +131,7 @@ def test_answers_do_not_depend_on_dead_memory(llm, checks) -> None:
     prompts = [{"messages": [{"role": "user", "content": check.users[0]}]} for check in checks[:16]]
     before = llm.generate(prompts, GREEDY)
     llm.clear_cache()
-    llm._runner.pool.fill_(float("nan"))
+    llm._loop.runner.pool.fill_(float("nan"))
     after = llm.generate(prompts, GREEDY)
     assert [out.text for out in before] == [out.text for out in after]
-    assert torch.isnan(llm._runner.pool.keys[0]).any()
+    assert torch.isnan(llm._loop.runner.pool.keys[0]).any()

@@ -19,6 +19,7 @@ ORDER = [
     "config",
     "request",
     "stats",
+    "load_report",
     "generation_config",
     "config_reader",
     "rope_config",
@@ -53,19 +54,24 @@ ORDER = [
     "scheduler",
     "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on
-    "cache_pool",
     "device_copy",
+    "cache_pool",
     "model_input",
-    "sampler",
     "ops",
+    "sampler",
     "layers",
     "models",
     "checkpoint",
     "stored_logits",
+    "warm_up",
+    "static_decode",
+    "cuda_graph_runner",
     "model_runner",
+    "intake",
+    "engine_loop",
     "llm",
 ]
-FIRST_WITH_TORCH = ORDER.index("cache_pool")
+FIRST_WITH_TORCH = ORDER.index("device_copy")
 
 
 def imported_parts(path: Path) -> set[str]:

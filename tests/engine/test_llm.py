@@ -42,7 +42,7 @@ def llm(tiny_model):
 def engine(tiny_model, *, num_blocks=None, block_size=16, **options) -> LLM:
     cache = {"block_size": block_size, "num_blocks": num_blocks or 400}
     llm = LLM(tiny_model, engine={"cpu_memory": "64MiB", **options}, cache=cache)
-    llm._runner.pool.fill_(NAN)
+    llm._loop.runner.pool.fill_(NAN)
     return llm
 
 
@@ -68,14 +68,14 @@ def test_a2_slots_full_of_nan_change_nothing(tiny_model, oracle) -> None:
     with engine(tiny_model, max_num_seqs=2) as llm:
         for _ in range(2):
             llm.clear_cache()
-            llm._runner.pool.fill_(NAN)
+            llm._loop.runner.pool.fill_(NAN)
             assert_like_oracle(llm.generate(prompts, GREEDY), prompts, oracle)
 
 
 def test_a4_neither_state_nor_kv_of_the_last_owner_is_read(tiny_model, oracle) -> None:
     with engine(tiny_model, max_num_seqs=1) as llm:
         llm.generate([ids(9, 200)], GREEDY)
-        pool = llm._runner.pool
+        pool = llm._loop.runner.pool
         assert pool.recurrent[0].isfinite().any()
         prompt = ids(4, 3)
         with_old = llm.generate([prompt], GREEDY)
@@ -151,7 +151,7 @@ def test_a13_nan_in_one_state_ends_that_request_alone(tiny_model, oracle) -> Non
         llm.step()
         llm.step()
         victim = next(r for r in llm._scheduler.running if r.request_id == names[1])
-        for tensor in llm._runner.pool.recurrent:
+        for tensor in llm._loop.runner.pool.recurrent:
             tensor[victim.slot] = NAN
         outs = {}
         while llm.has_unfinished:
@@ -198,17 +198,17 @@ def test_e9_a_failing_step_costs_the_request_to_blame_only(
 ) -> None:
     prompts = [ids(80 + i, 10 + i) for i in range(4)]
     poison = prompts[2][0]
-    run = llm._runner.run
+    run = llm._loop.runner.run
 
-    def failing(batch):
-        logits = run(batch)
+    def failing(batch, awaited):
+        logits = run(batch, awaited)
         for sequence in batch.sequences:
             request = sequence.request
             if request.prompt_ids[0] == poison and len(request.output_ids) == 3:
                 raise RuntimeError("not enough memory: you tried to allocate 9 bytes")
         return logits
 
-    monkeypatch.setattr(llm._runner, "run", failing)
+    monkeypatch.setattr(llm._loop.runner, "run", failing)
     with caplog.at_level(logging.WARNING, "minivllm_engine"):
         outs = llm.generate(prompts, GREEDY)
     assert "not enough memory" in caplog.text
@@ -222,7 +222,7 @@ def test_e9_a_failing_step_costs_the_request_to_blame_only(
 
 
 def test_e13_dead_logits_end_the_request(llm) -> None:
-    llm._runner.model.head.data = torch.zeros_like(llm._runner.model.head)
+    llm._loop.runner.model.head.data = torch.zeros_like(llm._loop.runner.model.head)
     out = llm.generate([ids(1, 4)], GREEDY)[0]
     assert out.error.code == "non_finite_logits"
     assert "all equal" in out.error.what
@@ -232,16 +232,16 @@ def test_an_interrupt_in_a_step_leaves_the_engine_usable(llm, oracle, monkeypatc
     prompts = [ids(90, 30), ids(91, 5)]
     names = [llm.add_request(prompt, GREEDY) for prompt in prompts]
     llm.step()
-    run = llm._runner.run
+    run = llm._loop.runner.run
 
-    def interrupted(batch):
-        run(batch)
+    def interrupted(batch, awaited):
+        run(batch, awaited)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm._runner, "run", interrupted)
+    monkeypatch.setattr(llm._loop.runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.step()
-    monkeypatch.setattr(llm._runner, "run", run)
+    monkeypatch.setattr(llm._loop.runner, "run", run)
     llm.check_integrity()
     outs = {}
     while llm.has_unfinished:
@@ -338,7 +338,7 @@ def test_h14_a_huge_max_tokens_is_a_cap_and_no_reservation(tiny_model) -> None:
 def test_end_ids_are_the_union_of_all_three_files(tiny_model, llm) -> None:
     tokens = llm.generate([ids(140, 9)], GREEDY)[0].outputs[0].token_ids
     assert llm.stop_token_ids >= set(llm.tokenizer.eos_ids)
-    llm.stop_token_ids = frozenset({tokens[4]})
+    llm._intake._end_ids = frozenset({tokens[4]})
     first = tokens.index(tokens[4])
     out = llm.generate([ids(140, 9)], SamplingParams(temperature=0, max_tokens=12))[0]
     assert out.finish_reason is FinishReason.STOP
@@ -469,12 +469,12 @@ def test_prompt_progress_is_reported(tiny_model) -> None:
 def test_low_precision_runs_and_states_have_their_own_dtype(tiny_model) -> None:
     with LLM(tiny_model, engine={"dtype": "bf16", "max_num_seqs": 2}) as llm:
         assert llm.config.engine.state_dtype == "fp32"
-        pool = llm._runner.pool
+        pool = llm._loop.runner.pool
         assert {t.dtype for t in pool.conv + pool.keys + pool.values} == {torch.bfloat16}
         assert {t.dtype for t in pool.recurrent} == {torch.float32}
         assert llm.generate([ids(1, 70)], GREEDY)[0].error is None
     with LLM(tiny_model, engine={"state_dtype": "bf16", "max_num_seqs": 2}) as llm:
-        assert {t.dtype for t in llm._runner.pool.recurrent} == {torch.bfloat16}
+        assert {t.dtype for t in llm._loop.runner.pool.recurrent} == {torch.bfloat16}
         assert llm.generate([ids(1, 70)], GREEDY)[0].error is None
 
 

@@ -56,8 +56,8 @@ def model_tensors(model: torch.nn.Module) -> Iterable[object]:
 
 
 def parts(llm: LLM) -> tuple[MemoryPlan, Any]:
-    assert llm._runner is not None
-    return llm._plan, llm._runner
+    assert llm._loop.runner is not None
+    return llm._plan, llm._loop.runner
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -48,7 +48,7 @@ def right(out, prompt: list[int], oracle: Oracle) -> bool:
 
 def snapshots_of(llm: LLM, text: list[int]) -> dict[int, list[torch.Tensor]]:
     """Position -> a copy of the snapshot stored there, for beginnings of `text`."""
-    tensors = llm._runner.pool.conv_snapshots + llm._runner.pool.recurrent_snapshots
+    tensors = llm._loop.runner.pool.conv_snapshots + llm._loop.runner.pool.recurrent_snapshots
     found = {}
     for node in llm._cache.walk():
         before, path = node, []
@@ -97,7 +97,7 @@ def test_b3_b4_every_snapshot_is_the_state_after_its_position(tiny_model) -> Non
                 if position not in found:
                     continue
                 (request,) = one._scheduler.running
-                pool = one._runner.pool
+                pool = one._loop.runner.pool
                 expected = [t[request.slot] for t in pool.conv + pool.recurrent]
                 for state, wanted in zip(found[position], expected, strict=True):
                     torch.testing.assert_close(state, wanted, atol=2e-5, rtol=1e-4)
@@ -168,7 +168,7 @@ def test_a13_nan_reaches_no_later_user_of_the_cache(tiny_model, oracle) -> None:
         llm.add_request(text, GREEDY)
         outs = llm.step()
         (request,) = llm._scheduler.running
-        for tensor in llm._runner.pool.recurrent:
+        for tensor in llm._loop.runner.pool.recurrent:
             tensor[request.slot] = float("nan")
         while llm.has_unfinished:
             outs = llm.step()
@@ -186,16 +186,16 @@ def test_a_failing_step_forgets_states_that_were_to_be_restored_in_it(
     with engine(tiny_model, budget=40, slots=3) as llm:
         for prompt in prompts:
             ask(llm, prompt)
-        run, failed = llm._runner.run, []
+        run, failed = llm._loop.runner.run, []
 
-        def fail_once(batch):
+        def fail_once(batch, awaited):
             if batch.restores and not failed:
                 failed.append(batch)
                 poison_free_memory(llm)  # and nothing was copied
                 raise RuntimeError("planted")
-            return run(batch)
+            return run(batch, awaited)
 
-        monkeypatch.setattr(llm._runner, "run", fail_once)
+        monkeypatch.setattr(llm._loop.runner, "run", fail_once)
         outs = llm.generate(prompts, GREEDY)
         assert len(failed[0].restores) > len(failed[0].sequences)
         for out, prompt in zip(outs, prompts, strict=True):
@@ -206,14 +206,14 @@ def test_requests_that_fail_run_again_without_the_cache(tiny_model, oracle, monk
     prompts = [ids(16, 100), ids(17, 100)]
     with engine(tiny_model) as llm:
         ask(llm, *prompts)
-        run = llm._runner.run
+        run = llm._loop.runner.run
 
-        def fail_on_reuse(batch):
+        def fail_on_reuse(batch, awaited):
             if batch.restores:
                 raise RuntimeError("planted")
-            return run(batch)
+            return run(batch, awaited)
 
-        monkeypatch.setattr(llm._runner, "run", fail_on_reuse)
+        monkeypatch.setattr(llm._loop.runner, "run", fail_on_reuse)
         for out, prompt in zip(ask(llm, *prompts), prompts, strict=True):
             assert right(out, prompt, oracle)
 
@@ -282,7 +282,7 @@ def test_a_leader_that_is_aborted_holds_nobody_up(tiny_model, oracle) -> None:
 
 def test_c12_snapshots_stay_within_their_budget(tiny_model) -> None:
     with engine(tiny_model, snapshot_memory="40KiB") as llm:
-        pool = llm._runner.pool
+        pool = llm._loop.runner.pool
         held = sum(
             t.numel() * t.element_size() for t in pool.conv_snapshots + pool.recurrent_snapshots
         )

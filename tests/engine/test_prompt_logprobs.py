@@ -24,7 +24,7 @@ def oracle(tiny_model) -> TransformersOracle:
 @pytest.fixture
 def llm(tiny_model):
     with LLM(tiny_model, engine={"max_num_seqs": 4}) as llm:
-        llm._runner.pool.fill_(float("nan"))
+        llm._loop.runner.pool.fill_(float("nan"))
         yield llm
         llm.check_integrity()
 
@@ -49,7 +49,7 @@ def test_h19_prompt_logprobs_are_those_of_transformers(tiny_model, oracle, budge
     prompts = [ids(seed, length) for seed, length in enumerate((1, 2, 63, 64, 65, 150))]
     options = {"max_num_seqs": 4, "max_num_batched_tokens": budget}
     with LLM(tiny_model, engine=options) as llm:
-        llm._runner.pool.fill_(float("nan"))
+        llm._loop.runner.pool.fill_(float("nan"))
         for out in llm.generate(prompts, SCORE):
             assert_like_transformers(out, oracle)
             assert len(out.outputs[0].token_ids) == 3
@@ -91,13 +91,13 @@ def test_h19_a_preempted_request_scores_each_token_once(tiny_model, oracle) -> N
 
 def test_h19_all_of_a_prompts_logits_are_never_there_at_once(llm, monkeypatch) -> None:
     prompt = ids(7, 400)
-    logits, rows = llm._runner.model.logits, []
+    logits, rows = llm._loop.runner.model.logits, []
 
     def counted(hidden):
         rows.append(len(hidden))
         return logits(hidden)
 
-    monkeypatch.setattr(llm._runner.model, "logits", counted)
+    monkeypatch.setattr(llm._loop.runner.model, "logits", counted)
     whole = llm.generate([prompt], SCORE)[0]
     assert max(rows) == 399
     rows.clear()
@@ -110,7 +110,7 @@ def test_h19_all_of_a_prompts_logits_are_never_there_at_once(llm, monkeypatch) -
 
 
 def test_dead_logits_of_a_prompt_row_end_the_request(llm, monkeypatch) -> None:
-    logits = llm._runner.model.logits
+    logits = llm._loop.runner.model.logits
 
     def broken(hidden):
         rows = logits(hidden)
@@ -118,7 +118,7 @@ def test_dead_logits_of_a_prompt_row_end_the_request(llm, monkeypatch) -> None:
             rows[5] = float("nan")
         return rows
 
-    monkeypatch.setattr(llm._runner.model, "logits", broken)
+    monkeypatch.setattr(llm._loop.runner.model, "logits", broken)
     bad, good = llm.generate([ids(1, 40), ids(2, 40)], [SCORE, PLAIN])
     assert bad.error.code == "non_finite_logits"
     assert "at position 6 " in bad.error.why

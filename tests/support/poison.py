@@ -9,7 +9,7 @@ NAN = float("nan")
 
 def poison_free_memory(llm: LLM) -> None:
     """Overwrite every block, slot and snapshot that neither a request nor the prefix cache holds."""
-    pool, scheduler = llm._runner.pool, llm._scheduler
+    pool, scheduler = llm._loop.runner.pool, llm._scheduler
     kept_blocks = {node.block for node in llm._cache.walk()}
     kept_snapshots = {node.snapshot for node in llm._cache.walk()}
     kept_slots = set()

@@ -38,6 +38,8 @@ def plain_linear(
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
-def plain_output_head(x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """As `output_head`, likewise."""
-    return F.linear(x, embedding)
+def plain_output_head(
+    x: torch.Tensor, embedding: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `output_head`, likewise; into `out` [num_rows, vocab], if it is given."""
+    return torch.mm(x, embedding.t(), out=out)

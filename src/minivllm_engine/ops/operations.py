@@ -144,19 +144,20 @@ class Operations:
     Attributes:
         name: of the kind, as it is shown.
         static_decode: decodes are planned from tensors alone and may be padded, so that a step of them
-            can be captured as a CUDA graph and replayed with other numbers.
+            can be captured as a CUDA graph and replayed with other numbers. Then `output_head` and
+            `greedy` can write to given tensors: `out`.
     """
 
     name: str
     static_decode: bool
     linear: Callable[..., torch.Tensor]
-    output_head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    output_head: Callable[..., torch.Tensor]
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., torch.Tensor]
     gated_rms_norm: Callable[..., torch.Tensor]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     sigmoid_mul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     norm_rotate_write: Callable[..., torch.Tensor]
-    greedy: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    greedy: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_net: DeltaNetOperations
     attention: AttentionOperations

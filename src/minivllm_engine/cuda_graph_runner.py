@@ -1,0 +1,95 @@
+"""Decode steps by CUDA graph: captured once for a few batch sizes, and replayed with other numbers."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from minivllm_engine.cache_pool import CachePool
+from minivllm_engine.model_input import AwaitedTokens
+from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.scheduler import ScheduledBatch
+from minivllm_engine.static_decode import StaticDecode
+
+logger = logging.getLogger(__name__)
+
+# Without a graph of its own a step is padded to a multiple of this.
+_GRAIN = 8
+
+
+class CudaGraphRunner:
+    """Runs steps that hold nothing but decodes; eagerly where there is no graph, with the same result.
+
+    Args:
+        sizes: batch sizes to capture, ascending; () for none.
+    """
+
+    def __init__(
+        self,
+        model: MiniQwenForCausalLM,
+        pool: CachePool,
+        *,
+        sizes: Sequence[int],
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        self._sizes = tuple(sizes)
+        self.static = StaticDecode(model, pool, max_batch=max_num_seqs, max_model_len=max_model_len)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.enabled = True
+        self._warned = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes that have a graph."""
+        return tuple(sorted(self._graphs))
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile what the sizes need, by running each of them once with nobody in it."""
+        sizes = self._sizes or (1, self.static.max_batch)
+        for done, size in enumerate(reversed(sizes)):
+            if progress is not None:
+                progress(done, len(sizes))
+            self.static.load_padding(size)
+            self.static.run(size)
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture a graph for each size, the largest first, so that the others fit into its memory."""
+        memory = torch.cuda.graph_pool_handle()
+        for done, size in enumerate(reversed(self._sizes)):
+            if progress is not None:
+                progress(done, len(self._sizes))
+            self.static.load_padding(size)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory):
+                self.static.run(size)
+            self._graphs[size] = graph
+
+    def run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> torch.Tensor:
+        """Queue a step of decodes. Returns its logits [num_seqs, vocab_size], until the next step."""
+        count = len(batch.sequences)
+        size = self._padded(count)
+        self.static.load(batch, awaited, size)
+        graph = self._graphs.get(size) if self.enabled else None
+        if graph is None:
+            self.static.run(size)
+        else:
+            graph.replay()
+        return self.static.logits[:count]
+
+    def _padded(self, count: int) -> int:
+        """The batch size to compute. The same with and without graphs: products then round alike."""
+        for size in self._sizes:
+            if count <= size:
+                return size
+        if self._sizes and not self._warned:
+            self._warned = True
+            logger.warning(
+                "steps of %d sequences run without a CUDA graph: graph.max_batch is %d",
+                count,
+                self._sizes[-1],
+            )
+        return min(-(-count // _GRAIN) * _GRAIN, self.static.max_batch)

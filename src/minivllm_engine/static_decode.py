@@ -1,0 +1,142 @@
+"""A decode step over buffers that stay where they are: what a CUDA graph can be captured from.
+
+A step of any number of sequences is padded to a batch size of a few. Its padding lanes have the slot -1,
+which the operations take for "nobody's": they read and write nothing that is anybody's. The tokens that
+were sampled last stay on the device, where the next step finds them.
+"""
+
+import numpy as np
+import torch
+
+from minivllm_engine.cache_pool import CachePool
+from minivllm_engine.model_input import AwaitedTokens, ModelInput
+from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
+
+# Rows of the integers of a step.
+_TOKEN, _SOURCE, _POSITION, _SLOT, _KV_SLOT = range(5)
+_NOBODY = (0, -1, 0, -1, -1)
+
+
+class StaticDecode:
+    """The buffers of decode steps of up to `max_batch` sequences, and the step itself.
+
+    Attributes:
+        logits: [max_batch, vocab_size], of the last step.
+        sampled: [max_batch] int64, its tokens: the likeliest ones, until somebody puts others there.
+        alive: [max_batch] bool, see ops/sampling.
+    """
+
+    def __init__(
+        self,
+        model: MiniQwenForCausalLM,
+        pool: CachePool,
+        *,
+        max_batch: int,
+        max_model_len: int,
+    ) -> None:
+        assert model.operations.static_decode
+        self.model, self.pool, self.max_batch = model, pool, max_batch
+        self._max_model_len = max_model_len
+        max_blocks = -(-max_model_len // pool.block_size)
+        device = model.device
+
+        def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._numbers = buffer(5, max_batch, dtype=torch.int32)
+        self._tables = buffer(max_batch, max_blocks, dtype=torch.int32)
+        self.logits = buffer(max_batch, model.config.vocab_size, dtype=model.dtype)
+        self.sampled = buffer(max_batch, dtype=torch.int64)
+        self.alive = buffer(max_batch, dtype=torch.bool)
+        # The copy of a step may still be on its way when the next one is prepared.
+        self._host = [
+            _HostBuffers(max_batch, max_blocks, pool.sink_block, pinned=device.type == "cuda")
+            for _ in range(2)
+        ]
+
+    def load(self, batch: ScheduledBatch, awaited: AwaitedTokens | None, size: int) -> None:
+        """Queue the copy of a step's numbers, padded to `size` sequences."""
+        self._host.reverse()
+        host = self._host[0]
+        sources: dict[int, int] = {}
+        if awaited is not None:
+            sources = dict(zip(*awaited.sources(batch), strict=True))
+            count = awaited.token_ids.shape[0]
+            if sources and awaited.token_ids.data_ptr() != self.sampled.data_ptr():
+                self.sampled[:count].copy_(awaited.token_ids)
+        host.fill(batch.sequences, sources, size, self.pool.block_size)
+        self._numbers.copy_(host.numbers, non_blocking=True)
+        self._tables[:size].copy_(host.tables[:size], non_blocking=True)
+
+    def load_padding(self, size: int) -> None:
+        """Queue the copy of a step without a sequence."""
+        self._host[0].fill((), {}, size, self.pool.block_size)
+        self._numbers.copy_(self._host[0].numbers)
+        self._tables[:size].copy_(self._host[0].tables[:size])
+
+    def run(self, size: int) -> None:
+        """Compute the step that was loaded, for `size` sequences. Queues only, and allocates no inputs."""
+        token_ids, sources, positions, slots, kv_slots = self._numbers[:, :size].unbind(0)
+        known = self.sampled.index_select(0, sources.clamp(min=0))
+        batch = ModelInput(
+            token_ids=torch.where(sources < 0, token_ids, known),
+            positions=positions,
+            # Unknown here: as long as can be.
+            starts=(self._max_model_len - 1,) * size,
+            lengths=(1,) * size,
+            slots=slots,
+            block_tables=self._tables[:size],
+            kv_slots=kv_slots,
+            logits_rows=slots,
+            num_decodes=size,
+        )
+        ops = self.model.operations
+        hidden = self.model.hidden_states(batch, self.pool)
+        logits = ops.output_head(hidden, self.model.head, out=self.logits[:size])
+        ops.greedy(logits, out=(self.sampled[:size], self.alive[:size]))
+
+
+class _HostBuffers:
+    """The numbers of one step on the host."""
+
+    def __init__(self, max_batch: int, max_blocks: int, sink_block: int, *, pinned: bool) -> None:
+        self.numbers = torch.zeros(5, max_batch, dtype=torch.int32, pin_memory=pinned)
+        self.tables = torch.full(
+            (max_batch, max_blocks), sink_block, dtype=torch.int32, pin_memory=pinned
+        )
+        self._sink_block = sink_block
+        self._numbers: np.ndarray = self.numbers.numpy()
+        self._tables: np.ndarray = self.tables.numpy()
+        self._written: list[tuple[int, ...]] = [()] * max_batch
+
+    def fill(
+        self,
+        sequences: tuple[ScheduledSequence, ...],
+        sources: dict[int, int],
+        size: int,
+        block_size: int,
+    ) -> None:
+        """sources: rows of the last tokens that sequences, by their place, await."""
+        columns = []
+        for lane, sequence in enumerate(sequences):
+            position = sequence.start
+            source = sources.get(lane, -1)
+            token = 0 if source >= 0 else sequence.request.token_at(position)
+            block = sequence.block_table[position // block_size]
+            kv_slot = block * block_size + position % block_size
+            columns.append((token, source, position, sequence.slot, kv_slot))
+            self._write_table(lane, sequence.block_table)
+        for lane in range(len(sequences), size):
+            self._write_table(lane, ())
+        columns += [_NOBODY] * (size - len(sequences))
+        self._numbers[:, :size] = np.array(columns, dtype=np.int32).T
+
+    def _write_table(self, lane: int, table: tuple[int, ...]) -> None:
+        # Most tables are those of the step before last.
+        if self._written[lane] == table:
+            return
+        row = self._tables[lane]
+        row[: len(table)] = table
+        row[len(table) : len(self._written[lane])] = self._sink_block
+        self._written[lane] = table
