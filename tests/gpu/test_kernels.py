@@ -11,7 +11,9 @@ import torch
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
-from support.kernel_checks import attention, causal_conv, fused, gated_delta, model
+from minivllm_engine.ops.sampling import reference as sampling_reference
+from minivllm_engine.ops.sampling.triton import greedy
+from support.kernel_checks import attention, causal_conv, fused, gated_delta, model, sampling
 from support.kernel_checks.gated_delta import Heads
 
 pytestmark = [
@@ -229,6 +231,33 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> Non
         assert torch.equal(replayed[real], expected[real])
     for own, other in zip(captured, eager, strict=True):
         assert torch.equal(own[:8], other[:8])
+
+
+@all_dtypes
+@pytest.mark.parametrize(("num_rows", "vocab"), [(1, 248_320), (70, 248_320), (300, 1001)])
+def test_the_likeliest_token(num_rows: int, vocab: int, dtype: torch.dtype) -> None:
+    sampling.check_greedy(CUDA, dtype, num_rows, vocab)
+
+
+def test_captured_the_likeliest_token_lies_in_the_same_place_at_every_replay() -> None:
+    """Graph: batch of 5, logits and results in static buffers, and no wait for the card."""
+    logits = torch.zeros(5, 248_320, device=CUDA)
+    out = (
+        torch.zeros(5, dtype=torch.int64, device=CUDA),
+        torch.zeros(5, dtype=torch.bool, device=CUDA),
+    )
+    greedy(logits, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        greedy(logits, out=out)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        numbers = torch.randn(5, 248_320)
+        numbers[seed, 77] = float("nan")
+        logits.copy_(numbers)
+        graph.replay()
+        for own, expected in zip(out, sampling_reference.greedy(numbers), strict=True):
+            assert own.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("length", [12, 65])

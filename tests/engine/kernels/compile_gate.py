@@ -26,6 +26,7 @@ from minivllm_engine.ops.causal_conv import triton as causal_conv
 from minivllm_engine.ops.device_limits import DeviceLimits
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
+from minivllm_engine.ops.sampling import triton as sampling
 from minivllm_engine.ops.varlen import PackedSequences
 
 # Shared memory that a program may use and multiprocessors: A100, RTX 3090, H200.
@@ -157,6 +158,8 @@ CASES: dict[str, Callable[[], None]] = {
     "norm": lambda: norms(5120),
     "gated norm": gated_norms,
     "elementwise": elementwise,
+    "greedy": lambda: sampling.greedy(zeros(4, 248_320)),
+    "greedy, fp32": lambda: sampling.greedy(zeros(64, 50_001, dtype=FP32)),
 }
 
 
