@@ -48,6 +48,19 @@ def test_delta_rule_steps_with_states_in_bf16(dtype: torch.dtype) -> None:
 
 
 @all_dtypes
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_delta_rule_over_short_chunks(heads: Heads, dtype: torch.dtype) -> None:
+    spans = [(0, 1), (7, 1), (0, 64), (64, 63), (128, 2), (0, 17), (5, 3)]
+    gated_delta.check_recurrent(CUDA, dtype, heads, spans)
+    gated_delta.check_recurrent(CUDA, dtype, heads, spans[:4], state_dtype=torch.bfloat16)
+
+
+@all_dtypes
+def test_a_short_chunk_has_the_same_bits_wherever_it_is_cut(dtype: torch.dtype) -> None:
+    gated_delta.check_recurrent_is_steps(CUDA, dtype, HEADS["ratio_3"])
+
+
+@all_dtypes
 def test_a_sequence_has_the_same_bits_wherever_it_stands(dtype: torch.dtype) -> None:
     gated_delta.check_order_of_lanes(CUDA, dtype, HEADS["ratio_3"])
 
