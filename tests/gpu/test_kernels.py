@@ -190,8 +190,32 @@ def test_fla_chunks(heads: Heads, dtype: torch.dtype) -> None:
     assert own[others].isnan().all()
 
 
-def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> None:
+@all_dtypes
+@pytest.mark.parametrize("heads", [HEADS["ratio_1"], HEADS["ratio_3"]], ids=["ratio_1", "ratio_3"])
+def test_fla_steps(heads: Heads, dtype: torch.dtype) -> None:
+    pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    for state_dtype in (torch.float32, torch.bfloat16):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # FLA's own
+            gated_delta.check_steps(
+                CUDA,
+                dtype,
+                heads,
+                state_dtype=state_dtype,
+                num_seqs=9,
+                num_steps=3,
+                step_rule=torch.inference_mode()(fla.gated_delta_step),
+                rounds_beta=False,
+            )
+
+
+@pytest.mark.parametrize("library", ["triton", "fla"])
+@torch.inference_mode()
+def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers(library: str) -> None:
     """Graph: convolution and delta rule, batch of 4, replayed for other sequences in other slots."""
+    if library == "fla":
+        pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    step_rule = fla.gated_delta_step if library == "fla" else gated_delta.gated_delta_step
     heads, dtype = HEADS["ratio_2"], torch.bfloat16
     torch.manual_seed(0)
     width = 2 * heads.H * heads.K + heads.HV * heads.V
@@ -204,7 +228,7 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> Non
     def step(conv_pool: torch.Tensor, state_pool: torch.Tensor) -> torch.Tensor:
         mixed = causal_conv.causal_conv_step(x, conv_pool, taps, slots=slots, positions=positions)
         q, k, v = mixed.split([heads.H * heads.K] * 2 + [heads.HV * heads.V], dim=1)
-        return gated_delta.gated_delta_step(
+        return step_rule(
             q.unflatten(1, (heads.H, -1)),
             k.unflatten(1, (heads.H, -1)),
             v.unflatten(1, (heads.HV, -1)),
@@ -225,7 +249,9 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> Non
 
     eager, captured = pools(), pools()
     slots.fill_(-1)
-    step(*captured)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FLA's own
+        step(*captured)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = step(*captured)

@@ -1,5 +1,6 @@
 """The kernels of the gated delta rule, one step and several in a row, and its gates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,10 +55,15 @@ def check_steps(
     state_dtype: torch.dtype = torch.float32,
     num_seqs: int = 4,
     num_steps: int = 2,
+    step_rule: Callable[..., torch.Tensor] = gated_delta_step,
+    rounds_beta: bool = True,
 ) -> None:
     """Steps of sequences in scattered slots, the first of which begins, and of padding.
 
     Padding lanes with slot -1 stand first and last and between, and two of them are on the sink.
+
+    step_rule: takes what `gated_delta_step` takes.
+    rounds_beta: does it round beta to the dtype of b?
     """
     torch.manual_seed(heads.HV * 1000 + heads.K + num_seqs)
     num_slots = 2 * num_seqs + 2
@@ -82,7 +88,7 @@ def check_steps(
             pool[chosen[:1]] = 0 if step == 0 else kernel_pool[chosen[:1]].cpu()
         parts = random_rows(len(lanes), *_widths(heads), dtype=dtype)
         views = [on_device(part, device) for part in parts]
-        out = gated_delta_step(
+        out = step_rule(
             *_by_head(views, heads),
             a=views[3],
             b=views[4],
@@ -93,13 +99,14 @@ def check_steps(
             positions=positions.to(device),
         )
         q, k, v = (x[real] for x in _by_head(parts, heads))
-        g, beta = gates(parts[3][real], parts[4][real], log_decay, dt_bias)
+        raw = parts[4][real] if rounds_beta else parts[4][real].float()
+        g, beta = gates(parts[3][real], raw, log_decay, dt_bias)
         expected = reference.gated_delta_step(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
         coarsest = max(dtype, state_dtype, key=lambda kind: TOLERANCES[kind])
         assert_close(out[real], expected, f"output of step {step}", via=coarsest)
         assert not out[slots.to(device) < 0].any(), "padding has an output"
         # beta is rounded to the dtype of b.
-        rounded = None if rounds_as_torch(dtype) else dtype
+        rounded = None if rounds_as_torch(dtype) or not rounds_beta else dtype
         assert_close(kernel_pool[chosen], pool[chosen], f"states after step {step}", via=rounded)
         positions[real] += 1
     others = [slot for slot in range(sink) if slot not in chosen]
@@ -127,19 +134,20 @@ def check_recurrent(
 ) -> None:
     """spans: (tokens that came before, new tokens) of each sequence.
 
-    Between them are sequences of padding, with rows of NaN and without, and one on the sink.
+    Between them are sequences of padding, with rows of NaN and without, one on the sink, and one that
+    begins but has no token yet.
     """
     torch.manual_seed(heads.HV * 1000 + heads.K + len(spans))
     sink = 2 * len(spans) + 1
-    chosen = torch.randperm(sink)[: len(spans)].tolist()
+    idle, *chosen = torch.randperm(sink)[: len(spans) + 1].tolist()
     first, *others = zip(chosen, spans, strict=True)
     lanes = [
         (-1, (0, 3)),
         first,
         (sink, (0, 2)),
-        (-1, (9, 0)),
+        (idle, (0, 0)),
         *others,
-        (sink, (4, 0)),
+        (-1, (9, 0)),
         (-1, (2, 1)),
     ]
     rows, real, at = [], [], 0
