@@ -86,14 +86,15 @@ def plan_memory(settings: Settings, model_path: Path) -> "MemoryPlan":
     """What the engine will allocate and how long a sequence may be. Loads no torch.
 
     Raises:
+        BackendUnavailable: the device that was asked for cannot be used.
         CapacityError: what was set does not fit.
         ConfigError: what was set is beyond what the model can do.
     """
-    from minivllm_engine.device_memory import host_memory
+    from minivllm_engine.device_choice import choose_device
     from minivllm_engine.memory_plan import plan_memory
 
-    shape = _shape(model_path)
-    return plan_memory(shape.config, settings.engine_config, host_memory(), tied=shape.tied)
+    shape, config = _shape(model_path), settings.engine_config
+    return plan_memory(shape.config, config, choose_device(config.engine), tied=shape.tied)
 
 
 @dataclass(frozen=True)

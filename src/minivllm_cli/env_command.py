@@ -10,9 +10,9 @@ import typer
 
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.console import print_result
-from minivllm_cli.nvidia_smi import command_output, list_gpus
 from minivllm_cli.options import DeviceOption
 from minivllm_engine import __version__
+from minivllm_engine.nvidia_smi import command_output, list_gpus
 
 _LIBRARIES = (
     "torch",

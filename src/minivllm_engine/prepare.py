@@ -6,8 +6,8 @@ from pathlib import Path
 
 from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
 from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import host_memory
-from minivllm_engine.errors import BackendUnavailable, CheckpointError, ConfigError
+from minivllm_engine.device_choice import choose_device
+from minivllm_engine.errors import CheckpointError, ConfigError
 from minivllm_engine.generation_config import GenerationConfig, load_generation_config
 from minivllm_engine.memory_plan import MemoryPlan, plan_memory
 from minivllm_engine.model_config import ModelConfig
@@ -45,12 +45,7 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     """
     if not isinstance(model, str | Path) or not str(model):
         raise ConfigError(f"model {model!r} is neither a directory nor 'demo'")
-    if config.engine.device == "cuda":
-        raise BackendUnavailable(
-            "no usable CUDA device",
-            why="this version of minivllm runs on the CPU only",
-            hint="--device cpu",
-        )
+    device = choose_device(config.engine)
     path = resolve_model(model)
     model_config = ModelConfig.from_dir(path)
     index = CheckpointIndex.open(path)
@@ -65,7 +60,7 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
         )
     generation_config = load_generation_config(path)
     tied = index.seems_tied(model_config)
-    plan = plan_memory(model_config, config, host_memory(), tied=tied)
+    plan = plan_memory(model_config, config, device, tied=tied)
     logger.info("%s", _what_can_hit(plan))
     end_ids = {
         *model_config.eos_token_ids,
@@ -101,17 +96,17 @@ def _what_can_hit(plan: MemoryPlan) -> str:
 
 
 def _resolve(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
-    engine = config.engine.model_copy(
-        update={
-            "device": "cpu",
-            "max_num_seqs": plan.max_num_seqs,
-            "max_model_len": plan.max_model_len,
-            "max_num_batched_tokens": plan.max_num_batched_tokens,
-            "cpu_memory": plan.memory,
-            "dtype": plan.dtype,
-            "state_dtype": plan.state_dtype,
-        }
-    )
+    update = {
+        "device": plan.device.kind,
+        "max_num_seqs": plan.max_num_seqs,
+        "max_model_len": plan.max_model_len,
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "dtype": plan.dtype,
+        "state_dtype": plan.state_dtype,
+    }
+    if plan.device.kind == "cpu":
+        update["cpu_memory"] = plan.memory
+    engine = config.engine.model_copy(update=update)
     cache = config.cache.model_copy(
         update={"num_blocks": plan.num_blocks, "snapshot_memory": plan.snapshot_bytes}
     )

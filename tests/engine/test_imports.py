@@ -29,6 +29,8 @@ ORDER = [
     "shard_index",
     "checkpoint_index",
     "device_memory",
+    "nvidia_smi",
+    "device_choice",
     "memory_sizes",
     "memory_layout",
     "memory_fit",

@@ -16,14 +16,20 @@ from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.reference_backend import REFERENCE
 
 CPU = torch.device("cpu")
 
 
 def load_model(
-    path, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+    path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    operations: Operations = REFERENCE,
 ) -> MiniQwenForCausalLM:
-    model = MiniQwenForCausalLM(ModelConfig.from_dir(path), dtype=dtype, device=device)
+    config = ModelConfig.from_dir(path)
+    model = MiniQwenForCausalLM(config, operations, dtype=dtype, device=device)
     load_weights(model, CheckpointIndex.open(path))
     return model
 

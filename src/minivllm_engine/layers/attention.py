@@ -5,11 +5,10 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from minivllm_engine.layers.linear import linear
 from minivllm_engine.layers.step_plan import StepPlan
+from minivllm_engine.layers.weight import weight_matrix
 from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.ops.attention.reference import paged_attention
-from minivllm_engine.ops.fused.reference import norm_rotate_write, sigmoid_mul
+from minivllm_engine.ops.operations import Operations
 
 
 class GatedAttention(nn.Module):
@@ -19,8 +18,16 @@ class GatedAttention(nn.Module):
     queries and keys, which are normed and rotated alike, lie side by side.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        operations: Operations,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         super().__init__()
+        self.operations = operations
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         self.eps = torch.tensor([config.rms_norm_eps], device=device)
@@ -30,8 +37,9 @@ class GatedAttention(nn.Module):
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
-        self.in_proj = parameter(hidden, width)
-        self.o_proj = parameter(self.num_heads * self.head_dim, hidden)
+        self.in_proj = weight_matrix(hidden, width, dtype=dtype, device=device)
+        attended = self.num_heads * self.head_dim
+        self.o_proj = weight_matrix(attended, hidden, dtype=dtype, device=device)
         self.in_bias = parameter(width) if config.attention_bias else None
         self.o_bias = parameter(hidden) if config.attention_bias else None
         self.q_norm, self.k_norm = parameter(self.head_dim), parameter(self.head_dim)
@@ -71,14 +79,14 @@ class GatedAttention(nn.Module):
             keys, values: [num_blocks, block_size, G, d], the cache of this layer.
             plan: of this step.
         """
-        num_rotated = self.num_heads + self.num_kv_heads
-        projected = linear(x, self.in_proj, self.in_bias)
+        num_rotated, ops = self.num_heads + self.num_kv_heads, self.operations
+        projected = ops.linear(x, self.in_proj, self.in_bias)
         query_key, gate, value = torch.split_with_sizes(
             projected.view(x.shape[0], -1, self.head_dim),
             [num_rotated, self.num_heads, self.num_kv_heads],
             dim=1,
         )
-        query = norm_rotate_write(
+        query = ops.norm_rotate_write(
             query_key,
             value,
             scale=self._scale,
@@ -89,9 +97,9 @@ class GatedAttention(nn.Module):
             values=values,
             kv_slots=plan.kv_slots,
         )
-        attended = paged_attention(query, keys, values, plan.attention)
-        gated = sigmoid_mul(attended, gate).flatten(1)
-        return linear(gated, self.o_proj, self.o_bias)
+        attended = ops.attention.attend(query, keys, values, plan.attention)
+        gated = ops.sigmoid_mul(attended, gate).flatten(1)
+        return ops.linear(gated, self.o_proj, self.o_bias)
 
     @cached_property
     def _scale(self) -> torch.Tensor:

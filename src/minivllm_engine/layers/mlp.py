@@ -3,23 +3,27 @@
 import torch
 from torch import nn
 
-from minivllm_engine.layers.linear import linear
+from minivllm_engine.layers.weight import weight_matrix
 from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.ops.fused.reference import silu_mul
+from minivllm_engine.ops.operations import Operations
 
 
 class MLP(nn.Module):
     """down(silu(gate x) * up x). Weights are [in, out], gate and up in one matrix."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        operations: Operations,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         super().__init__()
+        self.operations = operations
         hidden, wide = config.hidden_size, config.intermediate_size
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-
-        self.gate_up = parameter(hidden, 2 * wide)
-        self.down = parameter(wide, hidden)
+        self.gate_up = weight_matrix(hidden, 2 * wide, dtype=dtype, device=device)
+        self.down = weight_matrix(wide, hidden, dtype=dtype, device=device)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         gate, up = self.gate_up.t().chunk(2)
@@ -27,4 +31,5 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, hidden_size]."""
-        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+        ops = self.operations
+        return ops.linear(ops.silu_mul(ops.linear(x, self.gate_up)), self.down)

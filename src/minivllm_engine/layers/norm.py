@@ -1,11 +1,12 @@
-"""Root-mean-square norms: the zero-centred one, and the gated one of DeltaNet, which is not."""
+"""Weights of the root-mean-square norms: the zero-centred one, and the gated one of DeltaNet, which is not.
+
+The operations that use them are in ops/fused.
+"""
 
 from functools import cached_property
 
 import torch
 from torch import nn
-
-from minivllm_engine.ops.fused.reference import gated_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -19,12 +20,9 @@ class RMSNorm(nn.Module):
         )
 
     @cached_property
-    def _scale(self) -> torch.Tensor:
+    def scale(self) -> torch.Tensor:
+        """1 + weight, fp32."""
         return 1 + self.weight.float()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., size]."""
-        return rms_norm(x, self._scale, self.eps)
 
 
 class GatedRMSNorm(nn.Module):
@@ -39,7 +37,3 @@ class GatedRMSNorm(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(size, dtype=torch.float32, device=device), requires_grad=False
         )
-
-    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """x, gate: [..., size]."""
-        return gated_rms_norm(x, gate, self.weight, self.eps)

@@ -1,23 +1,23 @@
 """What all layers of a step share, worked out once from its ModelInput."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from minivllm_engine.layers.rotary import rotary_cos_sin
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
-from minivllm_engine.ops.attention.reference import AttentionPlan, KVShape
-from minivllm_engine.ops.causal_conv.reference import ConvPlan
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.operations import Chunks, Decodes, Operations
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    """What the DeltaNet layers need to know of the prefill chunks of a step."""
+class DeltaPlan:
+    """What the DeltaNet layers need to know of the decodes of a step, or of its chunks."""
 
-    conv: ConvPlan
-    chunks: ChunkPlan
+    conv: Any
+    rule: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +34,42 @@ class StepPlan:
     cos: torch.Tensor
     sin: torch.Tensor
     kv_slots: torch.Tensor
-    attention: AttentionPlan
-    decode: SlotPlan | None
-    prefill: PrefillPlan | None
+    attention: Any
+    decode: DeltaPlan | None
+    prefill: DeltaPlan | None
 
     @classmethod
     def build(
         cls,
         batch: ModelInput,
         config: ModelConfig,
+        operations: Operations,
         frequencies: torch.Tensor,
         *,
         block_size: int,
         dtype: torch.dtype,
     ) -> "StepPlan":
-        cut = batch.num_decodes
+        cut, delta_net = batch.num_decodes, operations.delta_net
         cos, sin = rotary_cos_sin(batch.positions, frequencies, config.rope.attention_factor, dtype)
         shape = KVShape(
             block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
         )
-        prefill = None
+        decode = prefill = None
+        if cut:
+            some = Decodes(batch.slots[:cut], batch.positions[:cut], batch.starts[:cut])
+            conv = delta_net.conv_step_plan(some)
+            shared = delta_net.step_plan is delta_net.conv_step_plan
+            decode = DeltaPlan(conv, conv if shared else delta_net.step_plan(some))
         if cut < len(batch.lengths):
-            chunks = batch.slots[cut:], batch.starts[cut:], batch.lengths[cut:]
-            conv = ConvPlan.build(*chunks, config.linear_conv_kernel_dim)
-            prefill = PrefillPlan(conv, ChunkPlan.build(*chunks))
+            chunks = Chunks(batch.slots[cut:], batch.starts[cut:], batch.lengths[cut:])
+            conv = delta_net.conv_chunk_plan(chunks, config.linear_conv_kernel_dim)
+            prefill = DeltaPlan(conv, delta_net.chunk_plan(chunks))
         return cls(
             num_decodes=cut,
             cos=cos,
             sin=sin,
             kv_slots=batch.kv_slots,
-            attention=AttentionPlan.build(batch, shape),
-            decode=SlotPlan.build(batch.slots[:cut], batch.starts[:cut]) if cut else None,
+            attention=operations.attention.plan(batch, shape, dtype),
+            decode=decode,
             prefill=prefill,
         )

@@ -7,21 +7,24 @@ from torch import nn
 from minivllm_engine.cache_pool import CachePool
 from minivllm_engine.layers.attention import GatedAttention
 from minivllm_engine.layers.gated_deltanet import GatedDeltaNet
-from minivllm_engine.layers.linear import output_head
 from minivllm_engine.layers.mlp import MLP
 from minivllm_engine.layers.norm import RMSNorm
 from minivllm_engine.layers.rotary import inverse_frequencies
 from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
+from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.reference_backend import REFERENCE
 
 
 class DecoderLayer(nn.Module):
-    """x + mixer(norm(x)), then + mlp(norm(that)). `rank` counts the layers of its kind before it."""
+    """A mixer and an MLP, each between a norm and the residual stream. `rank` counts the layers of its
+    kind before it."""
 
     def __init__(
         self,
         config: ModelConfig,
+        operations: Operations,
         index: int,
         rank: int,
         *,
@@ -31,8 +34,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         mixer = GatedAttention if config.is_attention(index) else GatedDeltaNet
         self.rank = rank
-        self.mixer: GatedAttention | GatedDeltaNet = mixer(config, dtype=dtype, device=device)
-        self.mlp = MLP(config, dtype=dtype, device=device)
+        self.mixer: GatedAttention | GatedDeltaNet = mixer(
+            config, operations, dtype=dtype, device=device
+        )
+        self.mlp = MLP(config, operations, dtype=dtype, device=device)
         self.input_norm = RMSNorm(
             config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device
         )
@@ -49,14 +54,13 @@ class DecoderLayer(nn.Module):
             "post_attention_layernorm.weight": self.mlp_norm.weight,
         }
 
-    def forward(self, x: torch.Tensor, pool: CachePool, plan: StepPlan) -> torch.Tensor:
-        """x: [num_tokens, hidden_size]."""
+    def mix(self, normed: torch.Tensor, pool: CachePool, plan: StepPlan) -> torch.Tensor:
+        """normed: [num_tokens, hidden_size], by `input_norm`."""
         if isinstance(self.mixer, GatedAttention):
             cache = pool.keys[self.rank], pool.values[self.rank]
         else:
             cache = pool.conv[self.rank], pool.recurrent[self.rank]
-        x = self.mixer(self.input_norm(x), *cache, plan).add_(x)
-        out: torch.Tensor = self.mlp(self.mlp_norm(x)).add_(x)
+        out: torch.Tensor = self.mixer(normed, *cache, plan)
         return out
 
 
@@ -65,18 +69,28 @@ class MiniQwenForCausalLM(nn.Module):
 
     Args:
         config: its shape. `tie_word_embeddings` says that there is no head of its own.
+        operations: what it computes with.
         dtype: of weights and activations; A_log, dt_bias and the DeltaNet norms are fp32.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        operations: Operations = REFERENCE,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         super().__init__()
-        self.config, self.dtype, self.device = config, dtype, device
+        self.config, self.operations = config, operations
+        self.dtype, self.device = dtype, device
         self.embedding = self._vocabulary_matrix()
         self.head = self.embedding if config.tie_word_embeddings else self._vocabulary_matrix()
         ranks = {"linear_attention": 0, "full_attention": 0}
         layers = []
         for i, kind in enumerate(config.layer_types):
-            layers.append(DecoderLayer(config, i, ranks[kind], dtype=dtype, device=device))
+            layer = DecoderLayer(config, operations, i, ranks[kind], dtype=dtype, device=device)
+            layers.append(layer)
             ranks[kind] += 1
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
@@ -121,15 +135,21 @@ class MiniQwenForCausalLM(nn.Module):
         return self.logits(self.hidden_states(batch, pool).index_select(0, batch.logits_rows))
 
     def hidden_states(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
-        """`forward` without its end: what the last layer gives, [num_tokens, hidden_size]."""
+        """`forward` without the head: [num_tokens, hidden_size], after the last norm."""
+        ops = self.operations
         plan = StepPlan.build(
-            batch, self.config, self.frequencies, block_size=pool.block_size, dtype=self.dtype
+            batch, self.config, ops, self.frequencies, block_size=pool.block_size, dtype=self.dtype
         )
-        x = F.embedding(batch.token_ids, self.embedding)
-        for layer in self.layers:
-            x = layer(x, pool, plan)
-        return x
+        stream = F.embedding(batch.token_ids, self.embedding)
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        next_norms = [*(layer.input_norm for layer in layers[1:]), self.norm]
+        normed = ops.rms_norm(stream, layers[0].input_norm.scale, layers[0].input_norm.eps)
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            norm = layer.mlp_norm
+            normed = ops.add_rms_norm(layer.mix(normed, pool, plan), stream, norm.scale, norm.eps)
+            normed = ops.add_rms_norm(layer.mlp(normed), stream, next_norm.scale, next_norm.eps)
+        return normed
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm and head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
-        return output_head(self.norm(hidden), self.head)
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
+        return self.operations.output_head(normed, self.head)

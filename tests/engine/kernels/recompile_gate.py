@@ -18,7 +18,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from compile_gate import NoDriver, compile_only  # noqa: E402
 
-from support.kernel_model import KernelModel  # noqa: E402
+from minivllm_engine.ops.kernel_backend import kernel_operations  # noqa: E402
 from support.packed_runner import PackedRunner, load_model  # noqa: E402
 from support.tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
 
@@ -29,7 +29,8 @@ def main() -> None:
     compile_only(compiled)
     driver.set_active(NoDriver(90))
     with tempfile.TemporaryDirectory() as directory:
-        model = KernelModel(load_model(write_tiny_checkpoint(Path(directory))))
+        kernels = kernel_operations(chunks="reference")
+        model = load_model(write_tiny_checkpoint(Path(directory)), operations=kernels)
     runner = PackedRunner(model)
     # In blocks of 16 tokens, so that block tables are 1, 4 and 16 wide.
     rows = [runner.add([1] * length) for length in (60, 60, 60, 60, 60, 250, 9)]

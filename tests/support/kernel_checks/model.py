@@ -2,7 +2,7 @@
 
 import torch
 
-from support.kernel_model import KernelModel
+from minivllm_engine.ops.kernel_backend import kernel_operations
 from support.packed_runner import CPU, PackedRunner, load_model
 
 
@@ -12,7 +12,8 @@ def check_mixed_steps(path, device: torch.device, length: int) -> None:
     length: of the longest first chunk.
     """
     generator = torch.Generator().manual_seed(0)
-    models = load_model(path), KernelModel(load_model(path, device=device))
+    kernels = kernel_operations(chunks="reference")
+    models = load_model(path), load_model(path, device=device, operations=kernels)
     prompts = [
         torch.randint(0, models[0].config.vocab_size, (n,), generator=generator).tolist()
         for n in (length + 2, 3 + length // 2, 3, 3)

@@ -29,3 +29,15 @@ def output_head(x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
     if num_rows < 16:
         x = F.pad(x, (0, 0, 0, 16 - num_rows))
     return F.linear(x, embedding)[:num_rows]
+
+
+def plain_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `linear`, for a device whose library is to choose by the number of rows."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def plain_output_head(x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """As `output_head`, likewise."""
+    return F.linear(x, embedding)

@@ -1,0 +1,178 @@
+"""The operations as Triton kernels, with FLA's chunked delta rule for prompts: for GPUs from sm_80 on.
+
+Importing this module needs Triton.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from minivllm_engine.model_input import ModelInput
+from minivllm_engine.ops.attention import triton as attention
+from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.causal_conv import triton as conv
+from minivllm_engine.ops.fused import triton as fused
+from minivllm_engine.ops.gated_delta import fla
+from minivllm_engine.ops.gated_delta import reference as reference_rule
+from minivllm_engine.ops.gated_delta import triton as rule
+from minivllm_engine.ops.gated_delta.plan import ChunkPlan as ReferenceChunkPlan
+from minivllm_engine.ops.linear import plain_linear, plain_output_head
+from minivllm_engine.ops.operations import (
+    AttentionOperations,
+    Chunks,
+    Decodes,
+    DeltaNetOperations,
+    DeltaNetWeights,
+    DeltaRule,
+    Operations,
+)
+from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
+from minivllm_engine.ops.sampling.triton import greedy
+
+AttentionBackend = Literal["reference", "triton", "flash"]
+ChunkBackend = Literal["reference", "fla"]
+StepBackend = Literal["reference", "fla", "triton"]
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """Where the states of decodes lie; negative slots are padding."""
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+
+def _lane_plan(decodes: Decodes) -> LanePlan:
+    return LanePlan(decodes.slots, decodes.positions)
+
+
+def _conv_step(
+    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: LanePlan
+) -> torch.Tensor:
+    return conv.causal_conv_step(x, pool, weights.taps, slots=plan.slots, positions=plan.positions)
+
+
+def _conv_chunks(
+    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ConvPlan
+) -> torch.Tensor:
+    return conv.causal_conv_prefill(x, pool, weights.taps, plan)
+
+
+def _conv_chunk_plan(chunks: Chunks, num_taps: int) -> conv.ConvPlan:
+    return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+
+
+def _step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaNetWeights,
+    pool: torch.Tensor,
+    plan: LanePlan,
+) -> torch.Tensor:
+    return rule.gated_delta_step(
+        q,
+        k,
+        v,
+        a=a,
+        b=b,
+        A_log=weights.A_log,
+        dt_bias=weights.dt_bias,
+        pool=pool,
+        slots=plan.slots,
+        positions=plan.positions,
+    )
+
+
+def _fla_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaNetWeights,
+    pool: torch.Tensor,
+    plan: fla.ChunkPlan,
+) -> torch.Tensor:
+    g, beta = rule.delta_gates(a, b, weights.A_log, weights.dt_bias)
+    return fla.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
+
+
+def _fla_chunk_plan(chunks: Chunks) -> fla.ChunkPlan:
+    return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+
+
+def _reference_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaNetWeights,
+    pool: torch.Tensor,
+    plan: ReferenceChunkPlan,
+) -> torch.Tensor:
+    g, beta = rule.delta_gates(a, b, weights.A_log, weights.dt_bias)
+    return reference_rule.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
+
+
+def _reference_chunk_plan(chunks: Chunks) -> ReferenceChunkPlan:
+    return ReferenceChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+
+
+def _attention_plan(
+    batch: ModelInput, shape: KVShape, dtype: torch.dtype
+) -> attention.AttentionPlan:
+    return attention.AttentionPlan.build(batch, shape, dtype)
+
+
+def kernel_operations(
+    *,
+    attend: AttentionBackend = "triton",
+    chunks: ChunkBackend = "fla",
+    step: StepBackend = "triton",
+) -> Operations:
+    """Kernels for everything; for attention and the two forms of the delta rule, which."""
+    steps: dict[StepBackend, tuple[DeltaRule, Callable[[Decodes], Any]]] = {
+        "triton": (_step, _lane_plan),
+        "reference": (delta_step, slot_plan),
+    }
+    prompts: dict[ChunkBackend, tuple[DeltaRule, Callable[[Chunks], Any]]] = {
+        "fla": (_fla_chunks, _fla_chunk_plan),
+        "reference": (_reference_chunks, _reference_chunk_plan),
+    }
+    attentions: dict[AttentionBackend, AttentionOperations] = {
+        "triton": AttentionOperations(_attention_plan, attention.paged_attention),
+        "reference": REFERENCE_ATTENTION,
+    }
+    return Operations(
+        name="kernels",
+        static_decode=attend != "reference" and step != "reference",
+        linear=plain_linear,
+        output_head=plain_output_head,
+        rms_norm=fused.rms_norm,
+        add_rms_norm=fused.add_rms_norm,
+        gated_rms_norm=fused.gated_rms_norm,
+        silu_mul=fused.silu_mul,
+        sigmoid_mul=fused.sigmoid_mul,
+        norm_rotate_write=fused.norm_rotate_write,
+        greedy=greedy,
+        delta_net=DeltaNetOperations(
+            conv_step=_conv_step,
+            conv_chunks=_conv_chunks,
+            conv_step_plan=_lane_plan,
+            conv_chunk_plan=_conv_chunk_plan,
+            step=steps[step][0],
+            step_plan=steps[step][1],
+            chunks=prompts[chunks][0],
+            chunk_plan=prompts[chunks][1],
+        ),
+        attention=attentions[attend],
+    )

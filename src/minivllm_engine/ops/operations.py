@@ -1,0 +1,162 @@
+"""What a model is computed with: one object for each kind of device, made once and held by the model.
+
+The operations of a kind differ in speed and in the last bits of what they give, and not in what they mean.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from minivllm_engine.model_input import ModelInput
+from minivllm_engine.ops.attention.reference import KVShape
+
+
+@dataclass
+class DeltaNetWeights:
+    """What a Gated DeltaNet layer computes with between its projections. H key heads, HV value heads.
+
+    Attributes:
+        taps: [W, conv_dim] of the convolution.
+        A_log, dt_bias: [HV] fp32, of the decay.
+        key_dim, value_dim: of all heads together.
+    """
+
+    taps: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    num_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+
+    def heads(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k [num_tokens, H, K] and v [num_tokens, HV, V] of [num_tokens, conv_dim]: views."""
+        sizes = [self.key_dim, self.key_dim, self.value_dim]
+        q, k, v = torch.split_with_sizes(convolved, sizes, dim=-1)
+        rows = convolved.shape[0]
+        return (
+            q.view(rows, self.num_heads, -1),
+            k.view(rows, self.num_heads, -1),
+            v.view(rows, self.num_value_heads, -1),
+        )
+
+    @cached_property
+    def fp32_taps(self) -> tuple[torch.Tensor, ...]:
+        return self.taps.float().unbind(0)
+
+    @cached_property
+    def fp64_gate(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """-A and dt_bias."""
+        return -self.A_log.double().exp(), self.dt_bias.double()
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Sequences of a step with one token each.
+
+    Attributes:
+        slots: [N] integers; negative ones are padding, where `starts` is None.
+        positions: [N] integers, of the tokens. At 0 a sequence begins, and its state is zero.
+        starts: the positions on the host; None where they are not known there.
+    """
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+    starts: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Sequences of a step with any number of tokens, packed one after the other.
+
+    Attributes:
+        slots: [N] int64, no two alike.
+        starts: tokens of each that came before; at 0 its state is zero.
+        lengths: tokens of each.
+    """
+
+    slots: torch.Tensor
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+class DeltaRule(Protocol):
+    """The gated delta rule, with its gates, for one of the two: decodes or chunks."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weights: DeltaNetWeights,
+        pool: torch.Tensor,
+        plan: Any,
+    ) -> torch.Tensor:
+        """Advance the states [num_slots, HV, V, K] of the plan's sequences, and read them.
+
+        Args:
+            q, k: [N, H, K], raw. v: [N, HV, V]. a, b: [N, HV], raw gates.
+
+        Returns:
+            [N, HV, V] in v's dtype.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetOperations:
+    """The convolution and the delta rule of decodes and of chunks, with what makes their plans.
+
+    A plan is the same for all layers of a step. The convolutions take (x, pool, weights, plan).
+
+    Attributes:
+        conv_step_plan, step_plan: make plans of Decodes.
+        conv_chunk_plan, chunk_plan: make plans of Chunks; the first also takes the number of taps.
+    """
+
+    conv_step: Callable[[torch.Tensor, torch.Tensor, DeltaNetWeights, Any], torch.Tensor]
+    conv_chunks: Callable[[torch.Tensor, torch.Tensor, DeltaNetWeights, Any], torch.Tensor]
+    conv_step_plan: Callable[[Decodes], Any]
+    conv_chunk_plan: Callable[[Chunks, int], Any]
+    step: DeltaRule
+    step_plan: Callable[[Decodes], Any]
+    chunks: DeltaRule
+    chunk_plan: Callable[[Chunks], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOperations:
+    """Attention over the paged cache: `attend` takes (q, keys, values, plan)."""
+
+    plan: Callable[[ModelInput, KVShape, torch.dtype], Any]
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """All operations of a model; see ops/*/reference.py for what each of them takes and gives.
+
+    Attributes:
+        name: of the kind, as it is shown.
+        static_decode: decodes are planned from tensors alone and may be padded, so that a step of them
+            can be captured as a CUDA graph and replayed with other numbers.
+    """
+
+    name: str
+    static_decode: bool
+    linear: Callable[..., torch.Tensor]
+    output_head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., torch.Tensor]
+    gated_rms_norm: Callable[..., torch.Tensor]
+    silu_mul: Callable[[torch.Tensor], torch.Tensor]
+    sigmoid_mul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    norm_rotate_write: Callable[..., torch.Tensor]
+    greedy: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    delta_net: DeltaNetOperations
+    attention: AttentionOperations

@@ -1,0 +1,123 @@
+"""The operations in plain PyTorch: the default on a CPU, and what all others are tested against."""
+
+import torch
+import torch.nn.functional as F
+
+from minivllm_engine.model_input import ModelInput
+from minivllm_engine.ops.attention import reference as attention
+from minivllm_engine.ops.causal_conv import reference as conv
+from minivllm_engine.ops.fused import reference as fused
+from minivllm_engine.ops.gated_delta import reference as rule
+from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.linear import linear, output_head
+from minivllm_engine.ops.operations import (
+    AttentionOperations,
+    Chunks,
+    Decodes,
+    DeltaNetOperations,
+    DeltaNetWeights,
+    Operations,
+)
+from minivllm_engine.ops.sampling.reference import greedy
+
+
+def slot_plan(decodes: Decodes) -> SlotPlan:
+    assert decodes.starts is not None, "these operations need the positions on the host"
+    return SlotPlan.build(decodes.slots, decodes.starts)
+
+
+def chunk_plan(chunks: Chunks) -> ChunkPlan:
+    return ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+
+
+def delta_gates(
+    a: torch.Tensor, b: torch.Tensor, weights: DeltaNetWeights
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """g = -exp(A_log) softplus(a + dt_bias) in fp64, and beta = sigmoid(b)."""
+    # In fp64 because the last bit of an fp32 softplus depends on where in a batch the number stands.
+    negative_a, dt_bias = weights.fp64_gate
+    return negative_a * F.softplus(a.double() + dt_bias), torch.sigmoid(b)
+
+
+def delta_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaNetWeights,
+    pool: torch.Tensor,
+    plan: SlotPlan,
+) -> torch.Tensor:
+    if plan.fresh is not None:
+        pool.index_fill_(0, plan.fresh, 0)
+    g, beta = delta_gates(a, b, weights)
+    return rule.gated_delta_step(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
+
+
+def delta_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaNetWeights,
+    pool: torch.Tensor,
+    plan: ChunkPlan,
+) -> torch.Tensor:
+    g, beta = delta_gates(a, b, weights)
+    return rule.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
+
+
+def conv_step(
+    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: SlotPlan
+) -> torch.Tensor:
+    if plan.fresh is not None:
+        pool.index_fill_(0, plan.fresh, 0)
+    return conv.causal_conv_step(x, pool, weights.fp32_taps, plan.slots)
+
+
+def conv_chunks(
+    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ConvPlan
+) -> torch.Tensor:
+    return conv.causal_conv_prefill(x, pool, weights.fp32_taps, plan)
+
+
+def conv_chunk_plan(chunks: Chunks, num_taps: int) -> conv.ConvPlan:
+    return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths, num_taps)
+
+
+def attention_plan(
+    batch: ModelInput, shape: attention.KVShape, dtype: torch.dtype
+) -> attention.AttentionPlan:
+    return attention.AttentionPlan.build(batch, shape)
+
+
+REFERENCE_ATTENTION = AttentionOperations(attention_plan, attention.paged_attention)
+
+REFERENCE = Operations(
+    name="reference",
+    static_decode=False,
+    linear=linear,
+    output_head=output_head,
+    rms_norm=fused.rms_norm,
+    add_rms_norm=fused.add_rms_norm,
+    gated_rms_norm=fused.gated_rms_norm,
+    silu_mul=fused.silu_mul,
+    sigmoid_mul=fused.sigmoid_mul,
+    norm_rotate_write=fused.norm_rotate_write,
+    greedy=greedy,
+    delta_net=DeltaNetOperations(
+        conv_step=conv_step,
+        conv_chunks=conv_chunks,
+        conv_step_plan=slot_plan,
+        conv_chunk_plan=conv_chunk_plan,
+        step=delta_step,
+        step_plan=slot_plan,
+        chunks=delta_chunks,
+        chunk_plan=chunk_plan,
+    ),
+    attention=REFERENCE_ATTENTION,
+)
