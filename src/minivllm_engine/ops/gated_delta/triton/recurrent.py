@@ -13,7 +13,7 @@ import triton.language as tl
 
 from minivllm_engine.device_copy import on_device
 from minivllm_engine.ops.gated_delta import tiles
-from minivllm_engine.ops.gated_delta.triton.rule import advance, load_token, prepare
+from minivllm_engine.ops.gated_delta.triton.rule import advance, launch, load_token, locate, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,8 @@ def _recurrent_kernel(
     last = tl.load(bounds + seq + 1).to(tl.int64) - 1
     if (slot < 0) | (last < begin):
         return
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK_K)
-    row_mask = rows < V
-    mask = row_mask[:, None] & (columns < K)[None, :]
+    rows, row_mask, state_at, mask = locate(pool, slot, pool_row, head, V, K, ROWS, BLOCK_K)
     has_past = tl.load(starts + seq) > 0
-    state_at = pool + slot * pool_row + head * (V * K) + rows[:, None] * K + columns[None, :]
     state = tl.load(state_at, mask=mask & has_past, other=0.0).to(tl.float32)
 
     key_head = head // (HV // H)
@@ -103,7 +99,7 @@ def _recurrent_kernel(
     query, key, value, a_now, b_now = load_token(
         q, k, v, a, b, begin, q_row, k_row, v_row, a_row, b_row, row_mask, K, BLOCK_K
     )
-    query, key, value, decay, beta = prepare(
+    query, key, product, value, decay, beta = prepare(
         query, key, value, a_now, b_now, decay_of_head, bias_of_head, scale
     )
     at = tl.minimum(begin + 1, last)
@@ -115,12 +111,14 @@ def _recurrent_kernel(
         coming = load_token(
             q, k, v, a, b, at, q_row, k_row, v_row, a_row, b_row, row_mask, K, BLOCK_K
         )
-        state, result = advance(state, query, key, value, decay, beta)
-        tl.store(out + row * (HV * V), result.to(out.dtype.element_ty), mask=row_mask)
-        query, key, value, decay, beta = prepare(
+        # Before the state advances, so that the two are done side by side.
+        ready = prepare(
             next_query, next_key, next_value, a_now, b_now, decay_of_head, bias_of_head, scale
         )
         next_query, next_key, next_value, a_now, b_now = coming
+        state, result = advance(state, query, key, product, value, decay, beta)
+        tl.store(out + row * (HV * V), result.to(out.dtype.element_ty), mask=row_mask)
+        query, key, product, value, decay, beta = ready
     tl.store(state_at, state.to(pool.dtype.element_ty), mask=mask)
 
 
@@ -143,36 +141,17 @@ def gated_delta_recurrent(
     Returns:
         o [num_tokens, HV, V] in v's dtype; rows of no sequence are undefined.
     """
-    key_dim = k.shape[2]
-    num_tokens, value_heads, value_dim = v.shape
-    out = v.new_empty(num_tokens, value_heads, value_dim)
-    blocks = triton.cdiv(value_dim, tiles.RECURRENT_ROWS)
-    _recurrent_kernel[(blocks, value_heads, plan.slots.shape[0])](
+    return launch(
+        _recurrent_kernel,
+        plan.slots.shape[0],
+        (plan.slots, plan.starts, plan.bounds),
         q,
         k,
         v,
-        a,
-        b,
-        A_log,
-        dt_bias,
-        pool,
-        out,
-        plan.slots,
-        plan.starts,
-        plan.bounds,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        a.stride(0),
-        b.stride(0),
-        pool.stride(0),
-        key_dim**-0.5,
-        H=k.shape[1],
-        HV=value_heads,
-        K=key_dim,
-        V=value_dim,
-        BLOCK_K=triton.next_power_of_2(key_dim),
-        ROWS=tiles.RECURRENT_ROWS,
-        num_warps=1,
+        a=a,
+        b=b,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        pool=pool,
+        rows=tiles.RECURRENT_ROWS,
     )
-    return out

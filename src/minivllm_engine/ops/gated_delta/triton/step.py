@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from minivllm_engine.ops.gated_delta import tiles
-from minivllm_engine.ops.gated_delta.triton.rule import advance, load_token, prepare
+from minivllm_engine.ops.gated_delta.triton.rule import advance, launch, load_token, locate, prepare
 
 
 @triton.jit(do_not_specialize_on_alignment=["a", "b", "slots", "positions"])
@@ -35,19 +35,14 @@ def _step_kernel(
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    seq = tl.program_id(2).to(tl.int64)
-    head = tl.program_id(1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK_K)
-    row_mask, column_mask = rows < V, columns < K
-    out_at = out + (seq * HV + head) * V + rows
+    seq, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + seq).to(tl.int64)
+    rows, row_mask, state_at, mask = locate(pool, slot, pool_row, head, V, K, ROWS, BLOCK_K)
+    out_at = out + (seq * HV + head) * V + rows
     if slot < 0:
         tl.store(out_at, tl.zeros((ROWS,), out.dtype.element_ty), mask=row_mask)
         return
     has_past = tl.load(positions + seq) > 0
-    state_at = pool + slot * pool_row + head * (V * K) + rows[:, None] * K + columns[None, :]
-    mask = row_mask[:, None] & column_mask[None, :]
     state = tl.load(state_at, mask=mask & has_past, other=0.0).to(tl.float32)
 
     key_head = head // (HV // H)
@@ -56,10 +51,10 @@ def _step_kernel(
         q, k, v, a + head, b + head, seq, q_row, k_row, v_row, a_row, b_row, row_mask, K, BLOCK_K
     )
     decay_of_head, bias_of_head = tl.load(log_decay + head), tl.load(dt_bias + head)
-    query, key, value, decay, beta = prepare(
+    query, key, product, value, decay, beta = prepare(
         query, key, value, a_now, b_now, decay_of_head, bias_of_head, scale
     )
-    state, result = advance(state, query, key, value, decay, beta)
+    state, result = advance(state, query, key, product, value, decay, beta)
     tl.store(state_at, state.to(pool.dtype.element_ty), mask=mask)
     tl.store(out_at, result.to(out.dtype.element_ty), mask=row_mask)
 
@@ -94,34 +89,17 @@ def gated_delta_step(
     Returns:
         o [N, HV, V] in v's dtype.
     """
-    num_seqs, heads, key_dim = k.shape
-    value_heads, value_dim = v.shape[1:]
-    out = v.new_empty(num_seqs, value_heads, value_dim)
-    _step_kernel[(triton.cdiv(value_dim, tiles.STEP_ROWS), value_heads, num_seqs)](
+    return launch(
+        _step_kernel,
+        v.shape[0],
+        (slots, positions),
         q,
         k,
         v,
-        a,
-        b,
-        A_log,
-        dt_bias,
-        pool,
-        out,
-        slots,
-        positions,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        a.stride(0),
-        b.stride(0),
-        pool.stride(0),
-        key_dim**-0.5,
-        H=heads,
-        HV=value_heads,
-        K=key_dim,
-        V=value_dim,
-        BLOCK_K=triton.next_power_of_2(key_dim),
-        ROWS=tiles.STEP_ROWS,
-        num_warps=1,
+        a=a,
+        b=b,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        pool=pool,
+        rows=tiles.STEP_ROWS,
     )
-    return out
