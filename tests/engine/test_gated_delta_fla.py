@@ -11,6 +11,7 @@ from minivllm_engine.errors import BackendUnavailable
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
 from support.delta_rule import recurrent_delta_rule
+from support.kernel_checks.gated_delta import Heads, check_steps, gates
 
 NAN = float("nan")
 SLOTS, STARTS, LENGTHS = torch.tensor([5, 0, 3]), (0, 64, 7), (65, 1, 30)
@@ -57,17 +58,53 @@ class StandIn:
         return out, torch.stack(states)
 
 
+def stand_in_step(
+    q,
+    k,
+    v,
+    g=None,
+    gk=None,
+    gv=None,
+    beta=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    A_log=None,
+    dt_bias=None,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    **kwargs,
+):
+    """`fused_recurrent_gated_delta_rule`, likewise, over batches of sequences of equal length."""
+    assert use_qk_l2norm_in_kernel and state_v_first and output_final_state
+    assert use_gate_in_kernel and use_beta_sigmoid_in_kernel and not allow_neg_eigval
+    assert not kwargs and scale is gk is gv is cu_seqlens is None
+    assert initial_state.shape[0] == q.shape[0]
+    out, states = torch.empty_like(v), []
+    for i, state in enumerate(initial_state.float()):
+        decay, strength = gates(g[i], beta[i].float(), A_log, dt_bias)
+        qkv = (x[i].float() for x in (q, k, v))
+        out[i], final, _ = recurrent_delta_rule(*qkv, decay, strength, state)
+        states.append(final)
+    return out, torch.stack(states)
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     rule = StandIn()
     module = ModuleType("fla.ops.gated_delta_rule")
     module.chunk_gated_delta_rule = rule
+    module.fused_recurrent_gated_delta_rule = stand_in_step
     for name, part in [("fla", ModuleType("fla")), ("fla.ops", ModuleType("fla.ops"))]:
         monkeypatch.setitem(sys.modules, name, part)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    fla._chunk_rule.cache_clear()
+    fla._rules.cache_clear()
     yield rule
-    fla._chunk_rule.cache_clear()
+    fla._rules.cache_clear()
 
 
 def inputs(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -111,10 +148,26 @@ def test_boundaries_are_new_tensors_in_every_step(stand_in: StandIn) -> None:
     assert first.tolist() == [0, 65, 66, 96]
 
 
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_d1_steps_equal_the_reference_and_padding_takes_the_sink(
+    dtype: torch.dtype, state_dtype: torch.dtype
+) -> None:
+    check_steps(
+        torch.device("cpu"),
+        dtype,
+        Heads(2, 4, 16, 8),
+        state_dtype=state_dtype,
+        step_rule=fla.gated_delta_step,
+        rounds_beta=False,
+    )
+
+
 def test_a_missing_fla_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fla", None)
     monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", None)
-    fla._chunk_rule.cache_clear()
+    fla._rules.cache_clear()
     with pytest.raises(BackendUnavailable) as caught:
         fla.ChunkPlan.build(SLOTS, STARTS, LENGTHS)
     assert "pip install 'flash-linear-attention" in caught.value.hint

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+from minivllm_engine.ops.attention import torch_flash
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
@@ -45,6 +46,19 @@ def test_d1_delta_rule_steps(num_seqs: int, heads: Heads, dtype: torch.dtype) ->
 def test_delta_rule_steps_with_states_in_bf16(dtype: torch.dtype) -> None:
     heads = HEADS["ratio_2"]
     gated_delta.check_steps(CUDA, dtype, heads, state_dtype=torch.bfloat16, num_seqs=33)
+
+
+@all_dtypes
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_delta_rule_over_short_chunks(heads: Heads, dtype: torch.dtype) -> None:
+    spans = [(0, 1), (7, 1), (0, 64), (64, 63), (128, 2), (0, 17), (5, 3)]
+    gated_delta.check_recurrent(CUDA, dtype, heads, spans)
+    gated_delta.check_recurrent(CUDA, dtype, heads, spans[:4], state_dtype=torch.bfloat16)
+
+
+@all_dtypes
+def test_a_short_chunk_has_the_same_bits_wherever_it_is_cut(dtype: torch.dtype) -> None:
+    gated_delta.check_recurrent_is_steps(CUDA, dtype, HEADS["ratio_3"])
 
 
 @all_dtypes
@@ -104,6 +118,17 @@ def test_attention_of_a_mixed_batch(shape: KVShape, dtype: torch.dtype) -> None:
 def test_attention_with_split_keys(splits: int, dtype: torch.dtype) -> None:
     spans = [(0, 1), (127, 1), (128, 1), (2000, 1), (5000, 1)]
     attention.check(CUDA, dtype, SHAPES["8_2_of_256"], spans, splits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spans", [MIXED, [(5, 1), (0, 1), (70, 1)]], ids=["mixed", "one token"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_torch_flash_over_gathered_keys(
+    shape: KVShape, spans: list[tuple[int, int]], dtype: torch.dtype
+) -> None:
+    if not torch_flash.can_prefill(shape.head_dim, dtype, CUDA):
+        pytest.skip("this torch has no FlashAttention for this card, or another one")
+    attention.check_torch_flash(CUDA, dtype, shape, spans)
 
 
 @all_dtypes
@@ -177,8 +202,32 @@ def test_fla_chunks(heads: Heads, dtype: torch.dtype) -> None:
     assert own[others].isnan().all()
 
 
-def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> None:
+@all_dtypes
+@pytest.mark.parametrize("heads", [HEADS["ratio_1"], HEADS["ratio_3"]], ids=["ratio_1", "ratio_3"])
+def test_fla_steps(heads: Heads, dtype: torch.dtype) -> None:
+    pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    for state_dtype in (torch.float32, torch.bfloat16):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # FLA's own
+            gated_delta.check_steps(
+                CUDA,
+                dtype,
+                heads,
+                state_dtype=state_dtype,
+                num_seqs=9,
+                num_steps=3,
+                step_rule=torch.inference_mode()(fla.gated_delta_step),
+                rounds_beta=False,
+            )
+
+
+@pytest.mark.parametrize("library", ["triton", "fla"])
+@torch.inference_mode()
+def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers(library: str) -> None:
     """Graph: convolution and delta rule, batch of 4, replayed for other sequences in other slots."""
+    if library == "fla":
+        pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    step_rule = fla.gated_delta_step if library == "fla" else gated_delta.gated_delta_step
     heads, dtype = HEADS["ratio_2"], torch.bfloat16
     torch.manual_seed(0)
     width = 2 * heads.H * heads.K + heads.HV * heads.V
@@ -191,7 +240,7 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> Non
     def step(conv_pool: torch.Tensor, state_pool: torch.Tensor) -> torch.Tensor:
         mixed = causal_conv.causal_conv_step(x, conv_pool, taps, slots=slots, positions=positions)
         q, k, v = mixed.split([heads.H * heads.K] * 2 + [heads.HV * heads.V], dim=1)
-        return gated_delta.gated_delta_step(
+        return step_rule(
             q.unflatten(1, (heads.H, -1)),
             k.unflatten(1, (heads.H, -1)),
             v.unflatten(1, (heads.HV, -1)),
@@ -212,7 +261,9 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers() -> Non
 
     eager, captured = pools(), pools()
     slots.fill_(-1)
-    step(*captured)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FLA's own
+        step(*captured)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = step(*captured)

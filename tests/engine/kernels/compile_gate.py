@@ -59,22 +59,25 @@ def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def gated_delta_step(state_dtype: torch.dtype, H: int, HV: int, K: int, V: int) -> None:
+def delta_rule(state_dtype: torch.dtype, H: int, HV: int, K: int, V: int) -> None:
+    """A step, and several in a row."""
     rows = zeros(4, 2 * H * K + HV * V)
     q, k, v = rows.split([H * K, H * K, HV * V], dim=1)
     gates = zeros(4, 2 * HV)
-    gated_delta.gated_delta_step(
-        q.unflatten(1, (H, K)),
-        k.unflatten(1, (H, K)),
-        v.unflatten(1, (HV, V)),
-        a=gates[:, HV:],
-        b=gates[:, :HV],
-        A_log=zeros(HV, dtype=FP32),
-        dt_bias=zeros(HV, dtype=FP32),
-        pool=zeros(5, HV, V, K, dtype=state_dtype),
-        slots=torch.arange(4),
-        positions=torch.arange(4),
-    )
+    given = {
+        "q": q.unflatten(1, (H, K)),
+        "k": k.unflatten(1, (H, K)),
+        "v": v.unflatten(1, (HV, V)),
+        "a": gates[:, HV:],
+        "b": gates[:, :HV],
+        "A_log": zeros(HV, dtype=FP32),
+        "dt_bias": zeros(HV, dtype=FP32),
+        "pool": zeros(5, HV, V, K, dtype=state_dtype),
+    }
+    slots = torch.arange(4)
+    gated_delta.gated_delta_step(**given, slots=slots, positions=slots)
+    plan = gated_delta.RecurrentPlan.build(slots[:2], (0, 5), (1, 3))
+    gated_delta.gated_delta_recurrent(**given, plan=plan)
 
 
 def gates() -> None:
@@ -145,8 +148,8 @@ def elementwise() -> None:
 
 # The 0.8B shape, and what of other shapes makes other tiles.
 CASES: dict[str, Callable[[], None]] = {
-    "step, fp32 states": lambda: gated_delta_step(FP32, 16, 16, 128, 128),
-    "step, 256 x 256, bf16 states": lambda: gated_delta_step(BF16, 4, 12, 256, 256),
+    "delta rule, fp32 states": lambda: delta_rule(FP32, 16, 16, 128, 128),
+    "delta rule, 256 x 256, bf16 states": lambda: delta_rule(BF16, 4, 12, 256, 256),
     "gates": gates,
     "convolution": conv,
     "prompt, head 256": lambda: attend(BF16, (8, 2), 256, 16, 0),

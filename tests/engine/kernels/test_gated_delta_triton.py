@@ -1,4 +1,4 @@
-"""The one-step kernel of the gated delta rule against the reference, in Triton's interpreter."""
+"""The kernels of the gated delta rule against the reference, in Triton's interpreter."""
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from support.kernel_checks.gated_delta import (
     Heads,
     check_gates,
     check_order_of_lanes,
+    check_recurrent,
+    check_recurrent_is_steps,
     check_steps,
 )
 
@@ -39,6 +41,26 @@ def test_largest_heads() -> None:
 
 def test_a_sequence_has_the_same_bits_wherever_it_stands() -> None:
     check_order_of_lanes(CPU, torch.float32, Heads(1, 2, 16, 12))
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_short_chunks_equal_the_reference_and_touch_no_other_state(heads: Heads) -> None:
+    check_recurrent(CPU, torch.float32, heads, [(0, 1), (7, 1), (0, 13), (64, 3), (1, 2)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_short_chunks_in_half_precision(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+    heads = Heads(1, 2, 20, 12)
+    check_recurrent(CPU, dtype, heads, [(0, 5), (3, 9)], state_dtype=state_dtype)
+
+
+def test_a_chunk_longer_than_those_of_the_reference() -> None:
+    check_recurrent(CPU, torch.float32, Heads(1, 1, 16, 8), [(12, 70)])
+
+
+def test_a_chunk_has_the_same_bits_wherever_it_is_cut() -> None:
+    check_recurrent_is_steps(CPU, torch.float32, Heads(1, 2, 16, 12))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -1,18 +1,25 @@
-"""The one-step kernel of the gated delta rule, and its gates."""
+"""The kernels of the gated delta rule, one step and several in a row, and its gates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from minivllm_engine.ops.gated_delta import reference
-from minivllm_engine.ops.gated_delta.plan import SlotPlan
-from minivllm_engine.ops.gated_delta.triton import delta_gates, gated_delta_step
+from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.gated_delta.triton import (
+    RecurrentPlan,
+    delta_gates,
+    gated_delta_recurrent,
+    gated_delta_step,
+)
 from support.kernel_checks import (
     NAN,
     TOLERANCES,
     assert_close,
     on_device,
+    preceded,
     random_rows,
     rounds_as_torch,
     same_bits,
@@ -48,10 +55,15 @@ def check_steps(
     state_dtype: torch.dtype = torch.float32,
     num_seqs: int = 4,
     num_steps: int = 2,
+    step_rule: Callable[..., torch.Tensor] = gated_delta_step,
+    rounds_beta: bool = True,
 ) -> None:
     """Steps of sequences in scattered slots, the first of which begins, and of padding.
 
     Padding lanes with slot -1 stand first and last and between, and two of them are on the sink.
+
+    step_rule: takes what `gated_delta_step` takes.
+    rounds_beta: does it round beta to the dtype of b?
     """
     torch.manual_seed(heads.HV * 1000 + heads.K + num_seqs)
     num_slots = 2 * num_seqs + 2
@@ -74,10 +86,9 @@ def check_steps(
             # Two roundings that fall out differently move the next step's states apart.
             pool[chosen[1:]] = kernel_pool[chosen[1:]].cpu()
             pool[chosen[:1]] = 0 if step == 0 else kernel_pool[chosen[:1]].cpu()
-        widths = heads.H * heads.K, heads.H * heads.K, heads.HV * heads.V, heads.HV, heads.HV
-        parts = random_rows(len(lanes), *widths, dtype=dtype)
+        parts = random_rows(len(lanes), *_widths(heads), dtype=dtype)
         views = [on_device(part, device) for part in parts]
-        out = gated_delta_step(
+        out = step_rule(
             *_by_head(views, heads),
             a=views[3],
             b=views[4],
@@ -88,13 +99,14 @@ def check_steps(
             positions=positions.to(device),
         )
         q, k, v = (x[real] for x in _by_head(parts, heads))
-        g, beta = gates(parts[3][real], parts[4][real], log_decay, dt_bias)
+        raw = parts[4][real] if rounds_beta else parts[4][real].float()
+        g, beta = gates(parts[3][real], raw, log_decay, dt_bias)
         expected = reference.gated_delta_step(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
         coarsest = max(dtype, state_dtype, key=lambda kind: TOLERANCES[kind])
         assert_close(out[real], expected, f"output of step {step}", via=coarsest)
         assert not out[slots.to(device) < 0].any(), "padding has an output"
         # beta is rounded to the dtype of b.
-        rounded = None if rounds_as_torch(dtype) else dtype
+        rounded = None if rounds_as_torch(dtype) or not rounds_beta else dtype
         assert_close(kernel_pool[chosen], pool[chosen], f"states after step {step}", via=rounded)
         positions[real] += 1
     others = [slot for slot in range(sink) if slot not in chosen]
@@ -105,6 +117,111 @@ def _by_head(parts, heads: Heads) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     """q, k and v [N, heads, size]."""
     num_heads = heads.H, heads.H, heads.HV
     return tuple(x.unflatten(1, (n, -1)) for x, n in zip(parts, num_heads, strict=False))
+
+
+def _widths(heads: Heads) -> tuple[int, ...]:
+    """Of q, k, v, a and b."""
+    return heads.H * heads.K, heads.H * heads.K, heads.HV * heads.V, heads.HV, heads.HV
+
+
+def check_recurrent(
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: Heads,
+    spans: list[tuple[int, int]],
+    *,
+    state_dtype: torch.dtype = torch.float32,
+) -> None:
+    """spans: (tokens that came before, new tokens) of each sequence.
+
+    Between them are sequences of padding, with rows of NaN and without, one on the sink, and one that
+    begins but has no token yet.
+    """
+    torch.manual_seed(heads.HV * 1000 + heads.K + len(spans))
+    sink = 2 * len(spans) + 1
+    idle, *chosen = torch.randperm(sink)[: len(spans) + 1].tolist()
+    first, *others = zip(chosen, spans, strict=True)
+    lanes = [
+        (-1, (0, 3)),
+        first,
+        (sink, (0, 2)),
+        (idle, (0, 0)),
+        *others,
+        (-1, (9, 0)),
+        (-1, (2, 1)),
+    ]
+    rows, real, at = [], [], 0
+    for slot, (_, length) in lanes:
+        real += range(at, at + length) if slot in chosen else ()
+        rows += [slot >= 0] * length
+        at += length
+    parts = random_rows(at, *_widths(heads), dtype=dtype)
+    for part in parts:
+        part[~torch.tensor(rows)] = NAN
+    log_decay, dt_bias = gate_parameters(heads)
+    pool = torch.full((sink + 1, heads.HV, heads.V, heads.K), NAN, dtype=state_dtype)
+    for slot, (start, _) in zip(chosen, spans, strict=True):
+        if start:
+            pool[slot] = torch.randn(heads.HV, heads.V, heads.K).to(state_dtype)
+    own = pool.to(device, copy=True)
+    slots, starts = [slot for slot, _ in lanes], [start for _, (start, _) in lanes]
+    plan = RecurrentPlan.build(
+        torch.tensor(slots, device=device), starts, [length for _, (_, length) in lanes]
+    )
+    plan = RecurrentPlan(plan.slots, preceded(plan.starts, 1), preceded(plan.bounds, 0))
+    views = [on_device(part, device) for part in parts]
+    out = gated_delta_recurrent(
+        *_by_head(views, heads),
+        a=views[3],
+        b=views[4],
+        A_log=log_decay.to(device),
+        dt_bias=dt_bias.to(device),
+        pool=own,
+        plan=plan,
+    )
+    q, k, v = (x[real] for x in _by_head(parts, heads))
+    g, beta = gates(parts[3][real], parts[4][real], log_decay, dt_bias)
+    chunks = ChunkPlan.build(torch.tensor(chosen), *zip(*spans, strict=True))
+    expected = reference.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=chunks)
+    coarsest = max(dtype, state_dtype, key=lambda kind: TOLERANCES[kind])
+    assert_close(out[real], expected, "output", via=dtype)
+    assert_close(own[chosen], pool[chosen], "states", via=coarsest)
+    untouched = [slot for slot in range(sink) if slot not in chosen]
+    assert own[untouched].isnan().all(), "the state of another slot was touched"
+
+
+def check_recurrent_is_steps(device: torch.device, dtype: torch.dtype, heads: Heads) -> None:
+    """A chunk in one go, cut in two, and as so many steps: close, and the same bits after a cut."""
+    torch.manual_seed(2)
+    length = 9
+    pool = torch.randn(3, heads.HV, heads.V, heads.K, device=device)
+    parts = [on_device(part, device) for part in random_rows(length, *_widths(heads), dtype=dtype)]
+    parameters = dict(zip(("A_log", "dt_bias"), gate_parameters(heads), strict=True))
+    parameters = {name: x.to(device) for name, x in parameters.items()}
+    slots = torch.tensor([2], device=device)
+
+    def rows(first: int, last: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        some = [part[first:last] for part in parts]
+        return _by_head(some, heads), {"a": some[3], "b": some[4], **parameters}
+
+    def in_chunks(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+        states, outs, at = pool.clone(), [], 0
+        for length in lengths:
+            qkv, others = rows(at, at + length)
+            plan = RecurrentPlan.build(slots, [5 + at], [length])
+            outs.append(gated_delta_recurrent(*qkv, **others, pool=states, plan=plan))
+            at += length
+        return torch.cat(outs), states
+
+    whole, cut = in_chunks(length), in_chunks(4, 1, length - 5)
+    states, outs = pool.clone(), []
+    for at in range(length):
+        qkv, others = rows(at, at + 1)
+        where = {"slots": slots, "positions": torch.tensor([5 + at], device=device)}
+        outs.append(gated_delta_step(*qkv, **others, pool=states, **where))
+    assert same_bits(cut[0], whole[0]) and same_bits(cut[1], whole[1])
+    assert_close(torch.cat(outs), whole[0].cpu(), "outputs of steps")
+    assert_close(states, whole[1].cpu(), "states after steps")
 
 
 def check_order_of_lanes(device: torch.device, dtype: torch.dtype, heads: Heads) -> None:

@@ -46,6 +46,18 @@ def prefill_tile(shape: KVShape, dtype: torch.dtype, limits: DeviceLimits) -> Pr
     return PrefillTile(rows // group, rows, keys, warps)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """What one program of a decode works on at a time: keys, and the warps that share the work."""
+
+    num_keys: int
+    num_warps: int
+
+
+def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
+    return DecodeTile(32 if head_dim > 128 or dtype == torch.float32 else 64, num_warps=4)
+
+
 def num_splits(num_seqs: int, num_kv_heads: int, longest: int, limits: DeviceLimits) -> int:
     """Programs among which the keys of each of `num_seqs` decodes are split: a power of two.
 

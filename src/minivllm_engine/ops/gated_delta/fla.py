@@ -1,8 +1,8 @@
-"""The chunked gated delta rule of flash-linear-attention (FLA), on states that lie in slots.
+"""The gated delta rule of flash-linear-attention (FLA), chunked and one step, on states that lie in slots.
 
-FLA knows no slots: states are gathered before it and scattered after it. It remembers what it worked out
-for the sequence boundaries by the identity of their tensor, so a plan, with boundaries of its own, is made
-anew for each step and never refilled.
+FLA knows no slots: states are gathered before it and scattered after it. For chunks it remembers what it
+worked out for the sequence boundaries by the identity of their tensor, so a plan, with boundaries of its
+own, is made anew for each step and never refilled.
 """
 
 import functools
@@ -17,10 +17,12 @@ from minivllm_engine.device_copy import on_device
 from minivllm_engine.errors import BackendUnavailable
 from minivllm_engine.ops.precision import cast, fp32
 
+Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
 
 @functools.cache
-def _chunk_rule() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """FLA's operation. Raises BackendUnavailable where FLA or its Triton is missing."""
+def _rules() -> tuple[Rule, Rule]:
+    """FLA's chunked and recurrent operation. Raises BackendUnavailable where FLA or its Triton is missing."""
     try:
         module = import_module("fla.ops.gated_delta_rule")
     except ImportError as error:
@@ -29,8 +31,7 @@ def _chunk_rule() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
             why=f"importing fla.ops.gated_delta_rule: {error}",
             hint="pip install 'flash-linear-attention>=0.6,<1'",
         ) from error
-    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.chunk_gated_delta_rule
-    return rule
+    return module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class ChunkPlan:
             starts: tokens of each sequence that its state has seen. 0 means that its state is zero.
             lengths: tokens of each, in the order of the rows.
         """
-        _chunk_rule()
+        _rules()
         bounds = list(accumulate(lengths, initial=0))
         fresh = [seq for seq, start in enumerate(starts) if start == 0]
         device = slots.device
@@ -96,7 +97,8 @@ def chunk_gated_delta_rule(
         o [num_tokens, HV, V] in v's dtype.
     """
     states = fp32(pool.index_select(0, plan.slots)).index_fill_(0, plan.fresh, 0)
-    out, final = _chunk_rule()(
+    chunk_rule, _ = _rules()
+    out, final = chunk_rule(
         q.unsqueeze(0),
         k.unsqueeze(0),
         v.unsqueeze(0),
@@ -111,3 +113,57 @@ def chunk_gated_delta_rule(
     )
     pool.index_copy_(0, plan.slots, cast(final, pool.dtype))
     return out.squeeze(0)
+
+
+def gated_delta_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """One token for each of N sequences. To be called in inference mode; waits for nothing.
+
+    Takes what the Triton kernel takes, but moves each state three times: out of its slot, through FLA's
+    kernel and back. FLA does not round beta to the dtype of b.
+
+    Args:
+        q, k: [N, H, K], raw: FLA normalises them.
+        v: [N, HV, V].
+        a, b: [N, HV], raw gates: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b).
+        A_log, dt_bias: [HV].
+        pool: [num_slots, HV, V, K], the last of which is the sink, whose content is undefined.
+        slots: [N] integers. Negative ones are padding: they take the sink, and their output is zero.
+            No others may be alike, but for the sink's.
+        positions: [N] integers. At 0 a sequence begins: its state is zero, whatever the slot holds.
+
+    Returns:
+        o [N, HV, V] in v's dtype. Raises BackendUnavailable where FLA is missing.
+    """
+    _, recurrent_rule = _rules()
+    padding = slots < 0
+    places = slots.masked_fill(padding, pool.shape[0] - 1).long()
+    begins = (positions <= 0).view(-1, 1, 1, 1)
+    out, final = recurrent_rule(
+        q.unsqueeze(1),
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        g=a.unsqueeze(1),
+        beta=b.unsqueeze(1),
+        initial_state=pool.index_select(0, places).masked_fill_(begins, 0),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        use_gate_in_kernel=True,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        use_beta_sigmoid_in_kernel=True,
+        state_v_first=True,
+    )
+    pool.index_copy_(0, places, cast(final, pool.dtype))
+    return out.squeeze(1).masked_fill_(padding.view(-1, 1, 1), 0)

@@ -4,7 +4,13 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm_engine.ops.attention.tiles import MIN_SPLIT, padded_size, softmax_scale
+from minivllm_engine.ops.attention.tiles import (
+    MIN_SPLIT,
+    DecodeTile,
+    decode_tile,
+    padded_size,
+    softmax_scale,
+)
 from minivllm_engine.ops.attention.triton.attend import INTERPRETED, attend
 
 _MIN_SPLIT = tl.constexpr(MIN_SPLIT)
@@ -119,6 +125,7 @@ def decode(
     block_tables: torch.Tensor,
     positions: torch.Tensor,
     splits: int,
+    tile: DecodeTile | None = None,
 ) -> None:
     """Write the rows of `num_seqs` sequences with one token each into the first rows of `out`.
 
@@ -129,11 +136,12 @@ def decode(
         block_tables: [at least num_seqs, max_blocks] integers.
         positions: [num_seqs] integers; all positions up to these are attended to.
         splits: programs that share the keys of a sequence: a power of two.
+        tile: another one than `decode_tile` says.
     """
     num_seqs, num_heads, head_dim = q.shape
     block_size, num_kv_heads = keys.shape[1:3]
     group = num_heads // num_kv_heads
-    num_keys = 32 if head_dim > 128 or q.dtype == torch.float32 else 64
+    tile = tile or decode_tile(head_dim, q.dtype)
     parts = part_sizes = out
     if splits > 1:
         shape = (num_seqs, num_heads, splits)
@@ -157,10 +165,10 @@ def decode(
         BLOCK_D=padded_size(head_dim),
         BLOCK_SIZE=block_size,
         ROWS=padded_size(group),
-        KEYS=num_keys,
+        KEYS=tile.num_keys,
         SPLITS=splits,
         UPCAST=INTERPRETED,
-        num_warps=4,
+        num_warps=tile.num_warps,
         num_stages=2,
     )
     if splits > 1:
@@ -172,7 +180,7 @@ def decode(
             positions,
             H=num_heads,
             D=head_dim,
-            KEYS=num_keys,
+            KEYS=tile.num_keys,
             SPLITS=splits,
             COLUMNS=columns,
             num_warps=4,

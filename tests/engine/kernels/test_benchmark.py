@@ -1,0 +1,41 @@
+"""The benchmark of the kernels runs from beginning to end, in the interpreter and with tiny shapes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from support.kernel_checks import needs_interpreter
+
+pytestmark = needs_interpreter
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks/kernels.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True
+    )
+
+
+def test_every_group_is_timed_with_what_is_chosen_among_its_lines() -> None:
+    done = run("--smoke")
+    assert done.returncode == 0, done.stderr
+    groups = dict(re.findall(r"^(\w+): us.*\n((?:  .*\n)+)", done.stdout, re.MULTILINE))
+    assert set(groups) == {"step", "recurrent", "decode", "prompt", "conv", "greedy", "fused"}
+    for lines in groups.values():
+        assert "  * " in lines
+        assert all(re.search(r" \d+\.\d", line) for line in lines.splitlines())
+    assert "left out" not in done.stdout
+
+
+def test_what_time_does_not_allow_is_counted() -> None:
+    done = run("--smoke", "--only", "conv,fused", "--seconds", "0")
+    assert "9 lines were left out" in done.stdout
+
+
+def test_a_group_that_is_not_there_is_named() -> None:
+    done = run("--smoke", "--only", "conv,steps")
+    assert done.returncode == 2 and "no such group: steps" in done.stderr
