@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 all_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Neither in nor out is a multiple of it.
-SMALL = Tile(16, 64)
+SMALL = Tile(32, 64)
 
 
 @all_dtypes

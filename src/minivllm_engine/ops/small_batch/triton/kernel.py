@@ -44,11 +44,8 @@ def _columns(chunk, IN: tl.constexpr, BLOCK_IN: tl.constexpr, HEAD: tl.constexpr
 
 
 @triton.jit
-def _weight_tile(
-    row_at, row_mask, chunk, IN: tl.constexpr, BLOCK_IN: tl.constexpr, HEAD: tl.constexpr
-):
-    """Numbers [rows, BLOCK_IN] of the rows that begin at row_at."""
-    columns, mask = _columns(chunk, IN, BLOCK_IN, HEAD)
+def _weight_tile(row_at, row_mask, columns, mask):
+    """These columns of the rows that begin at row_at."""
     return tl.load(
         row_at[:, None] + columns[None, :],
         mask=row_mask[:, None] & mask[None, :],
@@ -58,53 +55,40 @@ def _weight_tile(
 
 
 @triton.jit
-def _inverse_rms(x, eps, IN: tl.constexpr, BLOCK_IN: tl.constexpr):
-    """1 / rms of a row of x."""
-    squares = tl.zeros((BLOCK_IN,), tl.float32)
-    for chunk in range(triton.cdiv(IN, BLOCK_IN)):
-        columns, mask = _columns(chunk, IN, BLOCK_IN, IN)
-        numbers = tl.load(x + columns, mask=mask, other=0.0).to(tl.float32)
-        squares += numbers * numbers
-    return tl.rsqrt(tl.sum(squares, axis=0) / IN + eps)
+def _load_rows(x, x_row, columns, mask, B: tl.constexpr):
+    """The same columns of each of B rows."""
+    rows = ()
+    for row in tl.static_range(B):
+        rows = _appended(rows, tl.load(x + row * x_row + columns, mask=mask, other=0.0))
+    return rows
 
 
 @triton.jit
-def _head_norm(numbers, eps, HEAD: tl.constexpr, BLOCK_IN: tl.constexpr):
+def _head_norm(numbers, eps, HEAD: tl.constexpr):
     """Each head of a chunk over its rms."""
+    size: tl.constexpr = numbers.shape[0]
     block: tl.constexpr = triton.next_power_of_2(HEAD)
-    heads = tl.reshape(numbers, (BLOCK_IN // block, block))
+    heads = tl.reshape(numbers, (size // block, block))
     inverse = tl.rsqrt(tl.sum(heads * heads, axis=1) / HEAD + eps)
-    return tl.reshape(heads * inverse[:, None], (BLOCK_IN,))
+    return tl.reshape(heads * inverse[:, None], (size,))
 
 
 @triton.jit
-def _activations(
-    x,
-    gate,
-    scale,
-    inverse,
-    eps,
-    chunk,
-    INPUT: tl.constexpr,
-    IN: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-    HEAD: tl.constexpr,
-):
-    """A chunk [BLOCK_IN] of a row that is multiplied: fp32, but rounded as if it had been stored."""
-    columns, mask = _columns(chunk, IN, BLOCK_IN, HEAD)
-    dtype = x.dtype.element_ty
-    numbers = tl.load(x + columns, mask=mask, other=0.0).to(tl.float32)
+def _activations(numbers, gates, factors, inverse, eps, INPUT: tl.constexpr, HEAD: tl.constexpr):
+    """A chunk of a row as it is multiplied: fp32, but rounded as if it had been stored.
+
+    numbers, gates: of the row. factors: of the norm. inverse: 1 / rms of the whole row.
+    """
+    dtype = numbers.dtype
+    numbers = numbers.to(tl.float32)
     if INPUT == NORM:
-        factors = tl.load(scale + columns, mask=mask, other=0.0)
         numbers = (numbers * inverse * factors).to(dtype).to(tl.float32)
     elif INPUT == GATED_NORM:
-        gates = tl.load(gate + columns, mask=mask, other=0.0).to(tl.float32)
-        weights = tl.load(scale + columns % HEAD, mask=mask, other=0.0)
-        normed = _head_norm(numbers, eps, HEAD, BLOCK_IN).to(dtype).to(tl.float32)
-        numbers = (gates * tl.sigmoid(gates) * weights * normed).to(dtype).to(tl.float32)
+        gates = gates.to(tl.float32)
+        normed = _head_norm(numbers, eps, HEAD).to(dtype).to(tl.float32)
+        numbers = (gates * tl.sigmoid(gates) * factors * normed).to(dtype).to(tl.float32)
     elif INPUT == SIGMOID_GATE:
-        gates = tl.load(gate + columns, mask=mask, other=0.0).to(tl.float32)
-        gates = tl.sigmoid(gates).to(dtype).to(tl.float32)
+        gates = tl.sigmoid(gates.to(tl.float32)).to(dtype).to(tl.float32)
         numbers = (numbers * gates).to(dtype).to(tl.float32)
     return numbers
 
@@ -113,38 +97,22 @@ def _activations(
 def _multiply_add(
     sums,
     tile,
-    x,
-    x_row,
-    gate,
-    gate_row,
-    scale,
+    factors,
+    numbers,
+    gates,
     inverses,
     eps,
-    chunk,
     B: tl.constexpr,
     INPUT: tl.constexpr,
-    IN: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """sums, for each row of x one [rows, groups], with the products of a tile added."""
+    """sums, for each of B rows one [rows of the tile, groups], with the products of a tile added."""
     weights = tile.to(tl.float32)
-    shape: tl.constexpr = (tile.shape[0], BLOCK_IN // _GROUP, _GROUP)
+    shape: tl.constexpr = (tile.shape[0], tile.shape[1] // _GROUP, _GROUP)
     new = ()
     for row in tl.static_range(B):
-        numbers = _activations(
-            x + row * x_row,
-            gate + row * gate_row,
-            scale,
-            inverses[row],
-            eps,
-            chunk,
-            INPUT,
-            IN,
-            BLOCK_IN,
-            HEAD,
-        )
-        products = tl.reshape(weights * numbers[None, :], shape)
+        inputs = _activations(numbers[row], gates[row], factors, inverses[row], eps, INPUT, HEAD)
+        products = tl.reshape(weights * inputs[None, :], shape)
         new = _appended(new, sums[row] + tl.sum(products, axis=2))
     return new
 
@@ -169,6 +137,39 @@ def _total(sums, B: tl.constexpr, PADDED: tl.constexpr):
     if PADDED >= 2:
         stacked = (tl.join(stacked[0], stacked[1]),)
     return tl.sum(tl.reshape(stacked[0], (rows, groups, PADDED)), axis=1)
+
+
+@triton.jit
+def _inverse_rms(
+    first,
+    x,
+    x_row,
+    eps,
+    B: tl.constexpr,
+    PADDED: tl.constexpr,
+    IN: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """1 / rms of each of B rows, whose first chunks are there already."""
+    squares = ()
+    for row in tl.static_range(B):
+        numbers = first[row].to(tl.float32)
+        total = numbers * numbers
+        for chunk in range(1, CHUNKS):
+            columns, mask = _columns(chunk, IN, BLOCK_IN, IN)
+            numbers = tl.load(x + row * x_row + columns, mask=mask, other=0.0).to(tl.float32)
+            total += numbers * numbers
+        groups = tl.reshape(total, (1, BLOCK_IN // _GROUP, _GROUP))
+        squares = _appended(squares, tl.sum(groups, axis=2))
+    all_inverses = tl.rsqrt(_total(squares, B, PADDED) / IN + eps)
+    lanes = tl.arange(0, PADDED)[None, :]
+    inverses = ()
+    for row in tl.static_range(B):
+        inverses = _appended(
+            inverses, tl.sum(tl.sum(tl.where(lanes == row, all_inverses, 0.0), axis=1), axis=0)
+        )
+    return inverses
 
 
 @triton.jit
@@ -211,12 +212,18 @@ def _product_kernel(
     else:
         row_mask = outputs < OUT
         row_at = weight + outputs.to(tl.int64) * IN
-    tile = _weight_tile(row_at, row_mask, 0, IN, BLOCK_IN, HEAD)
+    columns, mask = _columns(0, IN, BLOCK_IN, HEAD)
+    tile = _weight_tile(row_at, row_mask, columns, mask)
     has_norm: tl.constexpr = (INPUT == NORM) | (INPUT == GATED_NORM)
-    epsilon = tl.load(eps) if has_norm else 0.0
+    one = tl.full((), 1.0, tl.float32)
+    epsilon = tl.load(eps) if has_norm else one
+    factors = tl.load(scale + columns % HEAD, mask=mask, other=0.0) if has_norm else one
     if EARLY:
         gdc_wait()
 
+    has_gate: tl.constexpr = (INPUT == GATED_NORM) | (INPUT == SIGMOID_GATE)
+    numbers = _load_rows(x, x_row, columns, mask, B)
+    gates = _load_rows(gate, gate_row, columns, mask, B) if has_gate else numbers
     lanes = tl.arange(0, PADDED)
     out_at = out + lanes[None, :] * out_row + outputs[:, None]
     out_mask = (outputs < OUT)[:, None] & (lanes < B)[None, :]
@@ -224,22 +231,23 @@ def _product_kernel(
         residual = tl.load(out_at, mask=out_mask, other=0.0).to(tl.float32)
     inverses = ()
     sums = ()
-    for row in tl.static_range(B):
-        at = x + row * x_row
-        inverse = _inverse_rms(at, epsilon, IN, BLOCK_IN) if INPUT == NORM else 1.0
-        inverses = _appended(inverses, inverse)
+    for _ in tl.static_range(B):
+        inverses = _appended(inverses, one)
         sums = _appended(sums, tl.zeros((tile.shape[0], BLOCK_IN // _GROUP), tl.float32))
+    if INPUT == NORM:
+        inverses = _inverse_rms(numbers, x, x_row, epsilon, B, PADDED, IN, BLOCK_IN, CHUNKS)
     for chunk in range(1, CHUNKS):
-        following = _weight_tile(row_at, row_mask, chunk, IN, BLOCK_IN, HEAD)
-        sums = _multiply_add(
-            sums, tile, x, x_row, gate, gate_row, scale, inverses, epsilon, chunk - 1,
-            B, INPUT, IN, BLOCK_IN, HEAD,
-        )  # fmt: skip
-        tile = following
-    sums = _multiply_add(
-        sums, tile, x, x_row, gate, gate_row, scale, inverses, epsilon, CHUNKS - 1,
-        B, INPUT, IN, BLOCK_IN, HEAD,
-    )  # fmt: skip
+        columns, mask = _columns(chunk, IN, BLOCK_IN, HEAD)
+        # On their way while the chunk before is multiplied.
+        next_tile = _weight_tile(row_at, row_mask, columns, mask)
+        next_numbers = _load_rows(x, x_row, columns, mask, B)
+        next_gates = _load_rows(gate, gate_row, columns, mask, B) if has_gate else next_numbers
+        next_factors = (
+            tl.load(scale + columns % HEAD, mask=mask, other=0.0) if has_norm else factors
+        )
+        sums = _multiply_add(sums, tile, factors, numbers, gates, inverses, epsilon, B, INPUT, HEAD)
+        tile, factors, numbers, gates = next_tile, next_factors, next_numbers, next_gates
+    sums = _multiply_add(sums, tile, factors, numbers, gates, inverses, epsilon, B, INPUT, HEAD)
 
     total = _total(sums, B, PADDED)
     if HAS_BIAS:
