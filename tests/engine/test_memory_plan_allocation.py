@@ -9,6 +9,7 @@ import torch
 
 from minivllm_engine import LLM, SamplingParams
 from minivllm_engine.memory_plan import MemoryPlan
+from minivllm_engine.ops.operations import DeltaNetWeights
 from support.byte_tokenizer import write_byte_tokenizer
 from support.peak_memory import PeakMemory
 from support.tiny_checkpoint import write_tiny_checkpoint
@@ -52,7 +53,10 @@ def held(objects: Iterable[object]) -> int:
 def model_tensors(model: torch.nn.Module) -> Iterable[object]:
     for module in model.modules():
         yield from module._parameters.values()
-        yield from vars(module).values()
+        for value in vars(module).values():
+            yield value
+            if isinstance(value, DeltaNetWeights):
+                yield from vars(value).values()
 
 
 def parts(llm: LLM) -> tuple[MemoryPlan, Any]:

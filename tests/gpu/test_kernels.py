@@ -10,11 +10,22 @@ import torch
 
 from minivllm_engine.ops.attention import torch_flash
 from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.dependent_launch import has_dependent_launch
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
 from minivllm_engine.ops.sampling import reference as sampling_reference
 from minivllm_engine.ops.sampling.triton import greedy
-from support.kernel_checks import attention, causal_conv, fused, gated_delta, model, sampling
+from minivllm_engine.ops.small_batch import triton
+from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
+from support.kernel_checks import (
+    attention,
+    causal_conv,
+    fused,
+    gated_delta,
+    model,
+    sampling,
+    small_batch,
+)
 from support.kernel_checks.gated_delta import Heads
 
 pytestmark = [
@@ -161,6 +172,54 @@ def test_rotary_and_cache_writes(heads: tuple[int, int], dtype: torch.dtype) -> 
             head_dim=head_dim,
             rotary_dim=rotary_dim,
         )
+
+
+@all_dtypes
+@pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 1))
+def test_small_batch_products(num_rows: int, dtype: torch.dtype) -> None:
+    """The sizes of 0.8B and of 27B, and sizes that are no multiples of a tile."""
+    for num_inputs, num_outputs in [(1024, 8224), (5120, 2000), (96, 200)]:
+        small_batch.check_norm_linear(CUDA, dtype, num_rows, num_inputs, num_outputs, bias=True)
+    for num_inputs, num_outputs in [(3584, 1024), (17408, 5120), (72, 200)]:
+        small_batch.check_linear_add(CUDA, dtype, num_rows, num_inputs, num_outputs)
+    for num_heads, size, num_outputs in [
+        (16, 128, 1024),
+        (8, 256, 1024),
+        (48, 128, 600),
+        (5, 24, 72),
+    ]:
+        small_batch.check_gated_products(CUDA, dtype, num_rows, num_heads, size, num_outputs)
+
+
+@all_dtypes
+def test_small_batch_product_with_a_vocabulary(dtype: torch.dtype) -> None:
+    small_batch.check_norm_linear(CUDA, dtype, 1, 1024, 248320 // 2)
+
+
+def test_products_that_start_early_wait_for_each_other() -> None:
+    """Graph, 1 and 4 rows: 200 products, each of what the one before wrote, early and one after the other."""
+    torch.manual_seed(0)
+    weights = [small_batch.random_weight(1024, 1024, torch.bfloat16).to(CUDA) for _ in range(50)]
+    scale, eps = torch.ones(1024, device=CUDA), torch.full((1,), 1e-6, device=CUDA)
+    for num_rows in (1, 4):
+        start = torch.randn(num_rows, 1024).to(CUDA, torch.bfloat16)
+
+        def chain(residual: torch.Tensor, early: bool) -> None:
+            for number in range(100):
+                up, down = weights[number % 50], weights[(number + 1) % 50]
+                wide = triton.norm_linear(residual, scale, eps, up, early=early)
+                triton.linear_add_(wide, down, residual, early=early)
+
+        ordered, residual = start.clone(), start.clone()
+        chain(ordered, False)
+        chain(residual, has_dependent_launch(CUDA))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain(residual, has_dependent_launch(CUDA))
+        for _ in range(5):
+            residual.copy_(start)
+            graph.replay()
+            assert torch.equal(residual, ordered)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -1,7 +1,8 @@
 """Compiles every kernel as the operations launch it, for cards that are not there, and prints its figures.
 
 Run as a program, without TRITON_INTERPRET: `python compile_gate.py`. Prints one JSON object a line: kernel,
-arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers.
+arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers; and of kernels
+that start early, loads and stores that do not wait for the kernel before.
 """
 
 import json
@@ -27,6 +28,8 @@ from minivllm_engine.ops.device_limits import DeviceLimits
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
 from minivllm_engine.ops.sampling import triton as sampling
+from minivllm_engine.ops.small_batch import triton as small_batch
+from minivllm_engine.ops.small_batch.tiles import choose_tile
 from minivllm_engine.ops.varlen import PackedSequences
 
 # Shared memory that a program may use and multiprocessors: A100, RTX 3090, H200.
@@ -146,6 +149,26 @@ def elementwise() -> None:
     )
 
 
+def small_batch_products(num_rows: int, hidden: int, wide: int, heads: int) -> None:
+    """All that a step of few rows multiplies, in heads of 128."""
+    arch = driver.active.get_current_device()
+
+    def launch(num_outputs: int, num_inputs: int) -> dict:
+        tile = choose_tile(num_outputs, num_inputs, CARDS[arch])
+        return {"early": arch >= 90, "tile": tile}
+
+    x, scale, eps = zeros(num_rows, hidden), zeros(hidden, dtype=FP32), zeros(1, dtype=FP32)
+    inner = zeros(num_rows, heads, 128)
+    in_proj, out_proj = zeros(8 * hidden, hidden), zeros(hidden, heads * 128)
+    gate_up, down = zeros(2 * wide, hidden), zeros(hidden, wide)
+    small_batch.norm_linear(x, scale, eps, in_proj, **launch(*in_proj.shape))
+    small_batch.norm_linear_swiglu(x, scale, eps, gate_up, **launch(*gate_up.shape))
+    small_batch.linear_add_(x.new_zeros(num_rows, wide), down, x, x[0], **launch(*down.shape))
+    norm = zeros(128, dtype=FP32), eps
+    small_batch.gated_norm_linear_add_(inner, inner, *norm, out_proj, x, **launch(*out_proj.shape))
+    small_batch.sigmoid_gate_linear_add_(inner, inner, out_proj, x, **launch(*out_proj.shape))
+
+
 # The 0.8B shape, and what of other shapes makes other tiles.
 CASES: dict[str, Callable[[], None]] = {
     "delta rule, fp32 states": lambda: delta_rule(FP32, 16, 16, 128, 128),
@@ -163,6 +186,8 @@ CASES: dict[str, Callable[[], None]] = {
     "elementwise": elementwise,
     "greedy": lambda: sampling.greedy(zeros(4, 248_320)),
     "greedy, fp32": lambda: sampling.greedy(zeros(64, 50_001, dtype=FP32)),
+    "small batch, 1 row": lambda: small_batch_products(1, 1024, 3584, 16),
+    "small batch, 4 rows": lambda: small_batch_products(4, 5120, 17408, 48),
 }
 
 
@@ -180,6 +205,14 @@ def resources(cubin: bytes) -> dict[str, int]:
     if found is None:
         raise ValueError(f"no figures in what cuobjdump says: {done.stdout}")
     return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+def before_waiting(ptx: str) -> dict[str, int]:
+    """Loads and stores of a kernel that starts early which do not wait for the kernel before it."""
+    early, wait, _ = ptx.partition("griddepcontrol.wait")
+    if not wait:
+        return {}
+    return {"early_loads": early.count("ld.global"), "early_stores": early.count("st.global")}
 
 
 def compile_only(compiled: list[SimpleNamespace]) -> None:
@@ -208,6 +241,7 @@ def main() -> None:
             for entry in compiled:
                 figures = {"shared": entry.kernel.metadata.shared, "limit": limits.shared_memory}
                 figures |= resources(entry.kernel.asm["cubin"])
+                figures |= before_waiting(entry.kernel.asm["ptx"])
                 print(json.dumps({"kernel": entry.name, "arch": arch, "case": case, **figures}))
                 sys.stdout.flush()
 

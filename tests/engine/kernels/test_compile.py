@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="Triton is there for Linux only")
 
 # A little is what the compiler keeps of a tile's addresses; more would be the sums themselves.
 MAX_STACK = 64
+KERNELS_THAT_START_EARLY = {"small_batch._product_kernel"}
 
 
 def run(program: str, cache: Path) -> list[dict]:
@@ -35,6 +36,12 @@ def test_kernels_fit_the_cards(tmp_path: Path) -> None:
     spilling = [entry for entry in compiled if entry["stack"] > MAX_STACK]
     assert not too_large
     assert not spilling
+    products = [entry for entry in compiled if entry["kernel"].startswith("small_batch")]
+    assert all(entry["stack"] == 0 for entry in products)
+    early = [entry for entry in compiled if "early_loads" in entry]
+    assert {entry["kernel"] for entry in early if entry["arch"] == 90} == KERNELS_THAT_START_EARLY
+    assert all(entry["arch"] == 90 for entry in early), "a card that cannot start kernels early"
+    assert all(entry["early_loads"] and not entry["early_stores"] for entry in early)
     counts = Counter(entry["arch"] for entry in compiled)
     assert set(counts) == {80, 86, 90} and len(set(counts.values())) == 1
     kernels = {entry["kernel"] for entry in compiled}
