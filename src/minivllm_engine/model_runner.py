@@ -11,6 +11,7 @@ from minivllm_engine.checkpoint import load_weights
 from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.config import EngineOptions
 from minivllm_engine.cuda_graph_runner import CudaGraphRunner
+from minivllm_engine.layers.step_plan import kv_shape
 from minivllm_engine.load_report import LoadReport
 from minivllm_engine.memory_plan import MemoryPlan
 from minivllm_engine.memory_sizes import graph_sizes
@@ -68,7 +69,8 @@ class ModelRunner:
         progress: Progress | None = None,
     ) -> None:
         dtype, device = TORCH_DTYPES[plan.dtype], torch.device(plan.device.kind)
-        self.operations = operations or choose_operations(device, options)
+        shape = kv_shape(model_config, plan.block_size)
+        self.operations = operations or choose_operations(device, options, shape, dtype)
         started = time.perf_counter()
         self.model = MiniQwenForCausalLM(model_config, self.operations, dtype=dtype, device=device)
         load_weights(self.model, index, progress=progress)

@@ -92,8 +92,7 @@ class StaticDecode:
             num_decodes=size,
         )
         ops = self.model.operations
-        hidden = self.model.hidden_states(batch, self.pool)
-        logits = ops.output_head(hidden, self.model.head, out=self.logits[:size])
+        logits = self.model.all_logits(batch, self.pool, out=self.logits[:size])
         ops.greedy(logits, out=(self.sampled[:size], self.alive[:size]))
 
 

@@ -9,6 +9,7 @@ from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.layers.weight import weight_matrix
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.products import Norm, Residual
 
 
 class GatedAttention(nn.Module):
@@ -34,12 +35,17 @@ class GatedAttention(nn.Module):
         hidden = config.hidden_size
         width = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
 
+        def weight(num_in: int, num_out: int) -> nn.Parameter:
+            adjacent = operations.inputs_adjacent
+            return weight_matrix(
+                num_in, num_out, inputs_adjacent=adjacent, dtype=dtype, device=device
+            )
+
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
-        self.in_proj = weight_matrix(hidden, width, dtype=dtype, device=device)
-        attended = self.num_heads * self.head_dim
-        self.o_proj = weight_matrix(attended, hidden, dtype=dtype, device=device)
+        self.in_proj = weight(hidden, width)
+        self.o_proj = weight(self.num_heads * self.head_dim, hidden)
         self.in_bias = parameter(width) if config.attention_bias else None
         self.o_bias = parameter(hidden) if config.attention_bias else None
         self.q_norm, self.k_norm = parameter(self.head_dim), parameter(self.head_dim)
@@ -70,19 +76,24 @@ class GatedAttention(nn.Module):
         return views
 
     def forward(
-        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: StepPlan
-    ) -> torch.Tensor:
-        """Write the step's keys and values into the cache, then attend.
+        self,
+        residual: Residual,
+        norm: Norm,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: StepPlan,
+    ) -> None:
+        """Write the step's keys and values into the cache, attend, and add what that gives.
 
         Args:
-            x: [num_tokens, hidden_size].
+            norm: before the layer.
             keys, values: [num_blocks, block_size, G, d], the cache of this layer.
             plan: of this step.
         """
         num_rotated, ops = self.num_heads + self.num_kv_heads, self.operations
-        projected = ops.linear(x, self.in_proj, self.in_bias)
+        projected = plan.products.enter(residual, norm, self.in_proj, self.in_bias)
         query_key, gate, value = torch.split_with_sizes(
-            projected.view(x.shape[0], -1, self.head_dim),
+            projected.view(projected.shape[0], -1, self.head_dim),
             [num_rotated, self.num_heads, self.num_kv_heads],
             dim=1,
         )
@@ -98,8 +109,7 @@ class GatedAttention(nn.Module):
             kv_slots=plan.kv_slots,
         )
         attended = ops.attention.attend(query, keys, values, plan.attention)
-        gated = ops.sigmoid_mul(attended, gate).flatten(1)
-        return ops.linear(gated, self.o_proj, self.o_bias)
+        plan.products.leave_sigmoid_gate(residual, attended, gate, self.o_proj, self.o_bias)
 
     @cached_property
     def _scale(self) -> torch.Tensor:

@@ -10,6 +10,7 @@ from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.layers.weight import weight_matrix
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
+from minivllm_engine.ops.products import Norm, Residual
 
 
 class GatedDeltaNet(nn.Module):
@@ -37,18 +38,24 @@ class GatedDeltaNet(nn.Module):
         self.conv_dim = config.conv_dim
         hidden, heads = config.hidden_size, self.num_value_heads
 
+        def weight(num_in: int, num_out: int) -> nn.Parameter:
+            adjacent = operations.inputs_adjacent
+            return weight_matrix(
+                num_in, num_out, inputs_adjacent=adjacent, dtype=dtype, device=device
+            )
+
         def parameter(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
         width = self.conv_dim + self.value_dim + 2 * heads
-        self.in_proj = weight_matrix(hidden, width, dtype=dtype, device=device)
+        self.in_proj = weight(hidden, width)
         self.conv = parameter(config.linear_conv_kernel_dim, self.conv_dim)
         self.A_log = parameter(heads, dtype=torch.float32)
         self.dt_bias = parameter(heads, dtype=torch.float32)
         self.norm = GatedRMSNorm(
             config.linear_value_head_dim, eps=config.rms_norm_eps, device=device
         )
-        self.out_proj = weight_matrix(self.value_dim, hidden, dtype=dtype, device=device)
+        self.out_proj = weight(self.value_dim, hidden)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         heads = self.num_value_heads
@@ -67,19 +74,25 @@ class GatedDeltaNet(nn.Module):
         }
 
     def forward(
-        self, x: torch.Tensor, conv_pool: torch.Tensor, state_pool: torch.Tensor, plan: StepPlan
-    ) -> torch.Tensor:
-        """Advance the states of the step's sequences in the pools, and read them.
+        self,
+        residual: Residual,
+        norm: Norm,
+        conv_pool: torch.Tensor,
+        state_pool: torch.Tensor,
+        plan: StepPlan,
+    ) -> None:
+        """Advance the states of the step's sequences in the pools, read them, and add what they give.
 
         Args:
-            x: [num_tokens, hidden_size].
+            norm: before the layer.
             conv_pool: [num_slots, conv_dim, W - 1] of this layer.
             state_pool: [num_slots, HV, V, K] of this layer.
             plan: of this step.
         """
-        heads, ops = self.num_value_heads, self.operations
+        heads, products = self.num_value_heads, plan.products
         sizes = [self.conv_dim, self.value_dim, heads, heads]
-        raw, z, b, a = torch.split_with_sizes(ops.linear(x, self.in_proj), sizes, dim=-1)
+        projected = products.enter(residual, norm, self.in_proj)
+        raw, z, b, a = torch.split_with_sizes(projected, sizes, dim=-1)
         pools, cut = (conv_pool, state_pool), plan.num_decodes
         if plan.prefill is None:
             out = self._decode(raw, a, b, *pools, plan)
@@ -88,9 +101,8 @@ class GatedDeltaNet(nn.Module):
         else:
             decoded = self._decode(raw[:cut], a[:cut], b[:cut], *pools, plan)
             out = torch.cat((decoded, self._prefill(raw[cut:], a[cut:], b[cut:], *pools, plan)))
-        gate = z.view(out.shape)
-        normed = ops.gated_rms_norm(out, gate, self.norm.weight, self.norm.eps).flatten(1)
-        return ops.linear(normed, self.out_proj)
+        gate, own = z.view(out.shape), self.norm
+        products.leave_gated_norm(residual, out, gate, own.weight, own.eps, self.out_proj)
 
     def _decode(
         self,

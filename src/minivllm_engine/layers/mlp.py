@@ -6,6 +6,7 @@ from torch import nn
 from minivllm_engine.layers.weight import weight_matrix
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.products import Norm, Products, Residual
 
 
 class MLP(nn.Module):
@@ -20,16 +21,22 @@ class MLP(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.operations = operations
         hidden, wide = config.hidden_size, config.intermediate_size
-        self.gate_up = weight_matrix(hidden, 2 * wide, dtype=dtype, device=device)
-        self.down = weight_matrix(wide, hidden, dtype=dtype, device=device)
+        adjacent = operations.inputs_adjacent
+
+        def weight(num_in: int, num_out: int) -> nn.Parameter:
+            return weight_matrix(
+                num_in, num_out, inputs_adjacent=adjacent, dtype=dtype, device=device
+            )
+
+        self.gate_up = weight(hidden, 2 * wide)
+        self.down = weight(wide, hidden)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         gate, up = self.gate_up.t().chunk(2)
         return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down.t()}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size]."""
-        ops = self.operations
-        return ops.linear(ops.silu_mul(ops.linear(x, self.gate_up)), self.down)
+    def forward(self, residual: Residual, norm: Norm, products: Products) -> None:
+        """Add the block's output to the residual stream."""
+        activated = products.enter_swiglu(residual, norm, self.gate_up)
+        products.leave(residual, activated, self.down)

@@ -10,6 +10,14 @@ from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.operations import Chunks, Decodes, Operations
+from minivllm_engine.ops.products import Products
+
+
+def kv_shape(config: ModelConfig, block_size: int) -> KVShape:
+    """How the cache of a model is laid out, and what reads it."""
+    return KVShape(
+        block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class StepPlan:
         decode, prefill: None where there is nothing of the kind.
     """
 
+    products: Products
     num_decodes: int
     cos: torch.Tensor
     sin: torch.Tensor
@@ -51,9 +60,7 @@ class StepPlan:
     ) -> "StepPlan":
         cut, delta_net = batch.num_decodes, operations.delta_net
         cos, sin = rotary_cos_sin(batch.positions, frequencies, config.rope.attention_factor, dtype)
-        shape = KVShape(
-            block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        )
+        shape = kv_shape(config, block_size)
         decode = prefill = None
         if cut:
             some = Decodes(batch.slots[:cut], batch.positions[:cut], batch.starts[:cut])
@@ -65,6 +72,7 @@ class StepPlan:
             conv = delta_net.conv_chunk_plan(chunks, config.linear_conv_kernel_dim)
             prefill = DeltaPlan(conv, delta_net.chunk_plan(chunks))
         return cls(
+            products=operations.products_for(batch.token_ids.shape[0]),
             num_decodes=cut,
             cos=cos,
             sin=sin,

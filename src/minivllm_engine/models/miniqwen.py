@@ -14,12 +14,15 @@ from minivllm_engine.layers.step_plan import StepPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.products import Products, Residual
 from minivllm_engine.ops.reference_backend import REFERENCE
 
 
 class DecoderLayer(nn.Module):
-    """A mixer and an MLP, each between a norm and the residual stream. `rank` counts the layers of its
-    kind before it."""
+    """A mixer and an MLP, each behind a norm and added to the residual stream.
+
+    `rank` counts the layers of its kind before it.
+    """
 
     def __init__(
         self,
@@ -54,14 +57,14 @@ class DecoderLayer(nn.Module):
             "post_attention_layernorm.weight": self.mlp_norm.weight,
         }
 
-    def mix(self, normed: torch.Tensor, pool: CachePool, plan: StepPlan) -> torch.Tensor:
-        """normed: [num_tokens, hidden_size], by `input_norm`."""
+    def forward(self, residual: Residual, pool: CachePool, plan: StepPlan) -> None:
+        """Add the outputs of both to the residual stream."""
         if isinstance(self.mixer, GatedAttention):
             cache = pool.keys[self.rank], pool.values[self.rank]
         else:
             cache = pool.conv[self.rank], pool.recurrent[self.rank]
-        out: torch.Tensor = self.mixer(normed, *cache, plan)
-        return out
+        self.mixer(residual, self.input_norm, *cache, plan)
+        self.mlp(residual, self.mlp_norm, plan.products)
 
 
 class MiniQwenForCausalLM(nn.Module):
@@ -136,19 +139,29 @@ class MiniQwenForCausalLM(nn.Module):
 
     def hidden_states(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
         """`forward` without the head: [num_tokens, hidden_size], after the last norm."""
-        ops = self.operations
+        residual, products = self._layers(batch, pool)
+        return products.finish(residual, self.norm)
+
+    def all_logits(
+        self, batch: ModelInput, pool: CachePool, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `forward`, of all tokens: [num_tokens, vocab_size], into `out` if it is given."""
+        residual, products = self._layers(batch, pool)
+        return products.logits(residual, self.norm, self.head, out)
+
+    def _layers(self, batch: ModelInput, pool: CachePool) -> tuple[Residual, Products]:
         plan = StepPlan.build(
-            batch, self.config, ops, self.frequencies, block_size=pool.block_size, dtype=self.dtype
+            batch,
+            self.config,
+            self.operations,
+            self.frequencies,
+            block_size=pool.block_size,
+            dtype=self.dtype,
         )
-        stream = F.embedding(batch.token_ids, self.embedding)
-        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-        next_norms = [*(layer.input_norm for layer in layers[1:]), self.norm]
-        normed = ops.rms_norm(stream, layers[0].input_norm.scale, layers[0].input_norm.eps)
-        for layer, next_norm in zip(layers, next_norms, strict=True):
-            norm = layer.mlp_norm
-            normed = ops.add_rms_norm(layer.mix(normed, pool, plan), stream, norm.scale, norm.eps)
-            normed = ops.add_rms_norm(layer.mlp(normed), stream, next_norm.scale, next_norm.eps)
-        return normed
+        residual = Residual(F.embedding(batch.token_ids, self.embedding))
+        for layer in self.layers:
+            layer(residual, pool, plan)
+        return residual, plan.products
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""

@@ -4,13 +4,17 @@ import torch
 
 from minivllm_engine.config import EngineOptions
 from minivllm_engine.errors import BackendUnavailable
+from minivllm_engine.ops.attention.flash import check_flash
+from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.operations import Operations
 from minivllm_engine.ops.reference_backend import REFERENCE
 
 _LEAST_CAPABILITY = (8, 0)
 
 
-def choose_operations(device: torch.device, options: EngineOptions) -> Operations:
+def choose_operations(
+    device: torch.device, options: EngineOptions, shape: KVShape, dtype: torch.dtype
+) -> Operations:
     """What `auto` stands for is what was measured to be faster.
 
     Raises:
@@ -32,11 +36,13 @@ def choose_operations(device: torch.device, options: EngineOptions) -> Operation
             why=f"its compute capability is {major}.{minor}; the kernels need 8.0",
             hint="--device cpu",
         )
+    if attend == "flash":
+        check_flash(shape, dtype)
     # Triton is not there on every machine that has no GPU.
     from minivllm_engine.ops.kernel_backend import kernel_operations
 
     return kernel_operations(
         attend="triton" if attend == "auto" else attend,
-        chunks="fla" if chunks == "auto" else chunks,
+        chunks=chunks,
         step="triton" if step == "auto" else step,
     )

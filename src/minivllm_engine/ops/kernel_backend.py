@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from minivllm_engine.model_input import ModelInput
+from minivllm_engine.ops.attention import flash
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.causal_conv import triton as conv
@@ -28,12 +29,18 @@ from minivllm_engine.ops.operations import (
     DeltaRule,
     Operations,
 )
+from minivllm_engine.ops.products import SeparateProducts
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
 from minivllm_engine.ops.sampling.triton import greedy
+from minivllm_engine.ops.small_batch.products import SmallBatchProducts
+from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
 
 AttentionBackend = Literal["reference", "triton", "flash"]
-ChunkBackend = Literal["reference", "fla"]
+ChunkBackend = Literal["auto", "reference", "fla"]
 StepBackend = Literal["reference", "fla", "triton"]
+
+# Up to here our recurrent rule takes less time than FLA's chunked one.
+_SHORT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ def _step(
     )
 
 
-def _fla_chunks(
+def _fla_step(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -98,13 +105,48 @@ def _fla_chunks(
     b: torch.Tensor,
     weights: DeltaNetWeights,
     pool: torch.Tensor,
-    plan: fla.ChunkPlan,
+    plan: LanePlan,
 ) -> torch.Tensor:
+    return fla.gated_delta_step(
+        q,
+        k,
+        v,
+        a=a,
+        b=b,
+        A_log=weights.A_log,
+        dt_bias=weights.dt_bias,
+        pool=pool,
+        slots=plan.slots,
+        positions=plan.positions,
+    )
+
+
+def _prompt_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaNetWeights,
+    pool: torch.Tensor,
+    plan: fla.ChunkPlan | rule.RecurrentPlan,
+) -> torch.Tensor:
+    if isinstance(plan, rule.RecurrentPlan):
+        gate = {"A_log": weights.A_log, "dt_bias": weights.dt_bias}
+        return rule.gated_delta_recurrent(q, k, v, a=a, b=b, **gate, pool=pool, plan=plan)
     g, beta = rule.delta_gates(a, b, weights.A_log, weights.dt_bias)
     return fla.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
 
 
-def _fla_chunk_plan(chunks: Chunks) -> fla.ChunkPlan:
+def _prompt_plan(chunks: Chunks) -> fla.ChunkPlan | rule.RecurrentPlan:
+    # FLA takes a millisecond of the host's time a layer, however short the chunks are.
+    if max(chunks.lengths) <= _SHORT:
+        return rule.RecurrentPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+    return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+
+
+def _fla_plan(chunks: Chunks) -> fla.ChunkPlan:
     return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
@@ -136,32 +178,42 @@ def _attention_plan(
 def kernel_operations(
     *,
     attend: AttentionBackend = "triton",
-    chunks: ChunkBackend = "fla",
+    chunks: ChunkBackend = "auto",
     step: StepBackend = "triton",
 ) -> Operations:
-    """Kernels for everything; for attention and the two forms of the delta rule, which."""
+    """Kernels for everything; for attention and the two forms of the delta rule, which.
+
+    Args:
+        chunks: "auto" is FLA's chunked rule, and our recurrent one where all chunks are short.
+    """
     steps: dict[StepBackend, tuple[DeltaRule, Callable[[Decodes], Any]]] = {
         "triton": (_step, _lane_plan),
+        "fla": (_fla_step, _lane_plan),
         "reference": (delta_step, slot_plan),
     }
     prompts: dict[ChunkBackend, tuple[DeltaRule, Callable[[Chunks], Any]]] = {
-        "fla": (_fla_chunks, _fla_chunk_plan),
+        "auto": (_prompt_chunks, _prompt_plan),
+        "fla": (_prompt_chunks, _fla_plan),
         "reference": (_reference_chunks, _reference_chunk_plan),
     }
     attentions: dict[AttentionBackend, AttentionOperations] = {
         "triton": AttentionOperations(_attention_plan, attention.paged_attention),
+        "flash": AttentionOperations(flash.AttentionPlan.build, flash.paged_attention),
         "reference": REFERENCE_ATTENTION,
     }
     return Operations(
         name="kernels",
         static_decode=attend != "reference" and step != "reference",
-        linear=plain_linear,
+        products=SeparateProducts(
+            linear=plain_linear,
+            output_head=plain_output_head,
+            rms_norm=fused.rms_norm,
+            add_rms_norm=fused.add_rms_norm,
+            gated_rms_norm=fused.gated_rms_norm,
+            silu_mul=fused.silu_mul,
+            sigmoid_mul=fused.sigmoid_mul,
+        ),
         output_head=plain_output_head,
-        rms_norm=fused.rms_norm,
-        add_rms_norm=fused.add_rms_norm,
-        gated_rms_norm=fused.gated_rms_norm,
-        silu_mul=fused.silu_mul,
-        sigmoid_mul=fused.sigmoid_mul,
         norm_rotate_write=fused.norm_rotate_write,
         greedy=greedy,
         delta_net=DeltaNetOperations(
@@ -175,4 +227,7 @@ def kernel_operations(
             chunk_plan=prompts[chunks][1],
         ),
         attention=attentions[attend],
+        inputs_adjacent=True,
+        few_rows=SmallBatchProducts(),
+        max_few_rows=MAX_ROWS,
     )

@@ -12,6 +12,7 @@ import torch
 
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.products import Products
 
 
 @dataclass
@@ -144,20 +145,26 @@ class Operations:
     Attributes:
         name: of the kind, as it is shown.
         static_decode: decodes are planned from tensors alone and may be padded, so that a step of them
-            can be captured as a CUDA graph and replayed with other numbers. Then `output_head` and
-            `greedy` can write to given tensors: `out`.
+            can be captured as a CUDA graph and replayed with other numbers. Then `greedy` can write to
+            given tensors: `out`.
+        inputs_adjacent: of a weight [in, out] the inputs of one output lie side by side in memory, as in
+            checkpoints; else the outputs of one input do.
+        few_rows: products for steps of at most `max_few_rows` tokens; they need `inputs_adjacent`.
     """
 
     name: str
     static_decode: bool
-    linear: Callable[..., torch.Tensor]
-    output_head: Callable[..., torch.Tensor]
-    rms_norm: Callable[..., torch.Tensor]
-    add_rms_norm: Callable[..., torch.Tensor]
-    gated_rms_norm: Callable[..., torch.Tensor]
-    silu_mul: Callable[[torch.Tensor], torch.Tensor]
-    sigmoid_mul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    products: Products
+    output_head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     norm_rotate_write: Callable[..., torch.Tensor]
     greedy: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_net: DeltaNetOperations
     attention: AttentionOperations
+    inputs_adjacent: bool = False
+    few_rows: Products | None = None
+    max_few_rows: int = 0
+
+    def products_for(self, num_rows: int) -> Products:
+        """Those for steps of few tokens, or for more."""
+        few = self.few_rows
+        return few if few is not None and num_rows <= self.max_few_rows else self.products

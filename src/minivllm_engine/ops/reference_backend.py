@@ -18,6 +18,7 @@ from minivllm_engine.ops.operations import (
     DeltaNetWeights,
     Operations,
 )
+from minivllm_engine.ops.products import SeparateProducts
 from minivllm_engine.ops.sampling.reference import greedy
 
 
@@ -100,13 +101,16 @@ REFERENCE_ATTENTION = AttentionOperations(attention_plan, attention.paged_attent
 REFERENCE = Operations(
     name="reference",
     static_decode=False,
-    linear=linear,
+    products=SeparateProducts(
+        linear=linear,
+        output_head=output_head,
+        rms_norm=fused.rms_norm,
+        add_rms_norm=fused.add_rms_norm,
+        gated_rms_norm=fused.gated_rms_norm,
+        silu_mul=fused.silu_mul,
+        sigmoid_mul=fused.sigmoid_mul,
+    ),
     output_head=output_head,
-    rms_norm=fused.rms_norm,
-    add_rms_norm=fused.add_rms_norm,
-    gated_rms_norm=fused.gated_rms_norm,
-    silu_mul=fused.silu_mul,
-    sigmoid_mul=fused.sigmoid_mul,
     norm_rotate_write=fused.norm_rotate_write,
     greedy=greedy,
     delta_net=DeltaNetOperations(

@@ -26,6 +26,7 @@ def norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    out: torch.Tensor | None = None,
     early: bool | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
@@ -37,11 +38,13 @@ def norm_linear(
         eps: [1] fp32, of the norm.
         weight: [out, in]. With the embedding of a whole vocabulary this is the output head.
         bias: [out].
+        out: [B, out], to be written to instead of a new tensor; rows contiguous.
 
     Returns:
         [B, out].
     """
-    out = x.new_empty(x.shape[0], weight.shape[0])
+    if out is None:
+        out = x.new_empty(x.shape[0], weight.shape[0])
     _product(
         x,
         weight,
