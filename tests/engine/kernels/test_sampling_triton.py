@@ -27,7 +27,7 @@ def test_the_reference_is_what_the_sampler_does(vocab: int, dtype: torch.dtype) 
 
 @needs_interpreter
 @dtypes
-@pytest.mark.parametrize("vocab", [1, 2, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("vocab", [1, 2, 1024, 1025, 3000])
 def test_the_likeliest_token_of_rows_of_all_kinds(vocab: int, dtype: torch.dtype) -> None:
     check_greedy(CPU, dtype, 12, vocab)
 
@@ -38,10 +38,10 @@ def test_programs_with_several_blocks_and_more_parts_than_are_combined_at_once(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "_BLOCK", 16)
-    monkeypatch.setattr(triton, "_PROGRAMS", 100)
-    monkeypatch.setattr(triton, "_PARTS", 8)
-    assert triton.blocks_of_program(num_rows, 1500) == (1 if num_rows == 1 else 10)
-    check_greedy(CPU, torch.float32, num_rows, 1500)
+    monkeypatch.setattr(triton, "_PROGRAMS", 40)
+    monkeypatch.setattr(triton, "_PARTS", 4)
+    assert triton.blocks_of_program(num_rows, 500) == (1 if num_rows == 1 else 8)
+    check_greedy(CPU, torch.float32, num_rows, 500)
 
 
 @needs_interpreter
