@@ -180,8 +180,8 @@ CASES: dict[str, Callable[[], None]] = {
     "norm": lambda: norms(5120),
     "gated norm": gated_norms,
     "elementwise": elementwise,
-    "small batch, 1 row": lambda: small_batch_products(1, 1024, 3584, 16),
-    "small batch, 4 rows": lambda: small_batch_products(4, 5120, 17408, 48),
+    "small batch, 1 row": lambda: small_batch_products(1, 5120, 17408, 48),
+    "small batch, 4 rows": lambda: small_batch_products(4, 1024, 3584, 16),
 }
 
 
