@@ -152,6 +152,7 @@ def report(name: str, seconds: list[float], num_bytes: int) -> None:
 TILE_CHOICES = {
     "half as large": (Tile(4, 1024), Tile(2, 2048), Tile(1, 4096)),
     "twice as large": (Tile(16, 1024), Tile(8, 2048), Tile(4, 4096)),
+    "registers as few as it likes": (Tile(8, 1024), Tile(4, 2048), Tile(2, 4096)),
     "narrow": (Tile(8, 512), Tile(4, 1024), Tile(2, 2048)),
     "4 rows at most": (Tile(4, 2048), Tile(2, 4096)),
     "1 row where few": (Tile(8, 1024), Tile(4, 2048), Tile(1, 4096)),

@@ -186,8 +186,8 @@ CASES: dict[str, Callable[[], None]] = {
     "elementwise": elementwise,
     "greedy": lambda: sampling.greedy(zeros(4, 248_320)),
     "greedy, fp32": lambda: sampling.greedy(zeros(64, 50_001, dtype=FP32)),
-    "small batch, 1 row": lambda: small_batch_products(1, 1024, 3584, 16),
-    "small batch, 4 rows": lambda: small_batch_products(4, 5120, 17408, 48),
+    "small batch, 1 row": lambda: small_batch_products(1, 5120, 17408, 48),
+    "small batch, 4 rows": lambda: small_batch_products(4, 1024, 3584, 16),
 }
 
 

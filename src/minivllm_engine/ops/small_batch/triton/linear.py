@@ -240,5 +240,6 @@ def _product(
         EARLY=early,
         num_warps=tile.num_warps,
         launch_pdl=early,
+        maxnreg=tile.num_registers if num_rows == 1 and x.element_size() == 2 else None,
     )
     return out
