@@ -59,6 +59,9 @@ class EngineOptions(_Section):
     cpu_memory: Annotated[ByteSize, Field(ge=1)] | None = None
     dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], BeforeValidator(_dtype_name)] = "auto"
     state_dtype: Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_dtype_name)] = "auto"
+    attention_backend: Literal["auto", "reference", "triton", "flash"] = "auto"
+    gated_delta_prefill: Literal["auto", "reference", "fla"] = "auto"
+    gated_delta_decode: Literal["auto", "reference", "fla", "triton"] = "auto"
 
 
 class CacheOptions(_Section):

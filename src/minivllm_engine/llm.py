@@ -1,6 +1,7 @@
 """LLM: the engine's loop and its public face."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from minivllm_engine.cache_report import CacheReport, cache_report
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.errors import ConfigError, EngineError, RequestError
+from minivllm_engine.load_report import LoadReport
 from minivllm_engine.model_runner import ModelRunner, Progress
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prepare import PreparedModel, prepare
@@ -90,6 +92,7 @@ class LLM:
         self.config = prepared.config
         self.stop_token_ids = prepared.end_ids
         self._plan = prepared.plan
+        began = time.perf_counter()
         self._runner: ModelRunner | None = ModelRunner(
             prepared.index,
             self.model_config,
@@ -97,6 +100,7 @@ class LLM:
             device=torch.device("cpu"),
             progress=progress,
         )
+        self.load_report = LoadReport(weights_s=time.perf_counter() - began)
         self._cache = PrefixCache(
             BlockManager(self._plan.num_blocks, self._plan.block_size),
             DeltaNetStateManager(self._plan.max_num_seqs, self._plan.num_snapshots),
@@ -120,6 +124,25 @@ class LLM:
     def max_model_len(self) -> int:
         """Longest sequence: prompt and output together."""
         return self._plan.max_model_len
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu" or "cuda"."""
+        return self.config.engine.device
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batch sizes whose decode steps are replayed from a CUDA graph; () where there are none."""
+        return self.load_report.graph_sizes
+
+    def use_graphs(self, enabled: bool) -> None:
+        """Replay decode steps from graphs, or run them eagerly, from the next step on.
+
+        Raises:
+            ConfigError: there are no graphs to use.
+        """
+        if enabled and not self.graph_sizes:
+            raise ConfigError("there are no CUDA graphs", why=f"this engine runs on {self.device}")
 
     @property
     def has_unfinished(self) -> bool:

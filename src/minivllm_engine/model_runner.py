@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import torch
 
 from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.checkpoint import load_weights
 from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.memory_plan import MemoryPlan
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import build_model_input
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.random_weights import RandomWeights
 from minivllm_engine.request import PositionLogprobs
 from minivllm_engine.sampler import score
 from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
+from minivllm_engine.weights import fill_weights
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Progress = Callable[[str, int, int], None]
@@ -39,7 +40,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        index: CheckpointIndex,
+        weights: CheckpointIndex | RandomWeights,
         model_config: ModelConfig,
         plan: MemoryPlan,
         *,
@@ -48,7 +49,7 @@ class ModelRunner:
     ) -> None:
         dtype = TORCH_DTYPES[plan.dtype]
         self.model = MiniQwenForCausalLM(model_config, dtype=dtype, device=device)
-        load_weights(self.model, index, progress=progress)
+        fill_weights(self.model, weights, progress=progress)
         self.pool = CachePool(
             model_config,
             num_slots=plan.max_num_seqs,

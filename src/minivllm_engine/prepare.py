@@ -11,6 +11,7 @@ from minivllm_engine.errors import BackendUnavailable, CheckpointError, ConfigEr
 from minivllm_engine.generation_config import GenerationConfig, load_generation_config
 from minivllm_engine.memory_plan import MemoryPlan, plan_memory
 from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.random_weights import RandomWeights
 from minivllm_engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -18,16 +19,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A checkpoint whose files agree with each other and whose engine fits in memory.
+    """A model whose parts agree with each other and whose engine fits in memory.
 
     Attributes:
+        index: where the weights come from.
         config: with every `auto` resolved.
         end_ids: the union of the end ids in config.json, generation_config.json and the tokenizer.
     """
 
     path: Path
     model_config: ModelConfig
-    index: CheckpointIndex
+    index: CheckpointIndex | RandomWeights
     tokenizer: Tokenizer
     generation_config: GenerationConfig
     plan: MemoryPlan
@@ -45,12 +47,7 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     """
     if not isinstance(model, str | Path) or not str(model):
         raise ConfigError(f"model {model!r} is neither a directory nor 'demo'")
-    if config.engine.device == "cuda":
-        raise BackendUnavailable(
-            "no usable CUDA device",
-            why="this version of minivllm runs on the CPU only",
-            hint="--device cpu",
-        )
+    check_device(config)
     path = resolve_model(model)
     model_config = ModelConfig.from_dir(path)
     index = CheckpointIndex.open(path)
@@ -63,9 +60,32 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
             f"vocab_size is {model_config.vocab_size}",
             hint="copy the tokenizer.json that came with these weights",
         )
-    generation_config = load_generation_config(path)
-    tied = index.seems_tied(model_config)
-    plan = plan_memory(model_config, config, host_memory(), tied=tied)
+    return prepare_parts(
+        path=path,
+        model_config=model_config,
+        weights=index,
+        tokenizer=tokenizer,
+        generation_config=load_generation_config(path),
+        config=config,
+    )
+
+
+def prepare_parts(
+    *,
+    path: Path,
+    model_config: ModelConfig,
+    weights: CheckpointIndex | RandomWeights,
+    tokenizer: Tokenizer,
+    generation_config: GenerationConfig,
+    config: EngineConfig,
+) -> PreparedModel:
+    """The second half of `prepare`, for parts that were read or made and agree with each other.
+
+    Raises:
+        BackendUnavailable, CapacityError, ConfigError: as `prepare`.
+    """
+    check_device(config)
+    plan = plan_memory(model_config, config, host_memory(), tied=weights.seems_tied(model_config))
     logger.info("%s", _what_can_hit(plan))
     end_ids = {
         *model_config.eos_token_ids,
@@ -78,13 +98,34 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     return PreparedModel(
         path=path,
         model_config=model_config,
-        index=index,
+        index=weights,
         tokenizer=tokenizer,
         generation_config=generation_config,
         plan=plan,
         config=_resolve(config, plan),
         end_ids=frozenset(end_ids),
     )
+
+
+def check_device(config: EngineConfig) -> None:
+    """Refuse a device that is not there, and operations that the device does not have.
+
+    Raises:
+        BackendUnavailable: with what would work.
+    """
+    if config.engine.device == "cuda":
+        raise BackendUnavailable(
+            "no usable CUDA device",
+            why="this version of minivllm runs on the CPU only",
+            hint="--device cpu",
+        )
+    for key in ("attention_backend", "gated_delta_prefill", "gated_delta_decode"):
+        value = getattr(config.engine, key)
+        if value not in ("auto", "reference"):
+            raise BackendUnavailable(
+                f"engine.{key}: {value} needs CUDA; this run uses cpu",
+                hint=f"--set engine.{key}=auto",
+            )
 
 
 def _what_can_hit(plan: MemoryPlan) -> str:
