@@ -1,6 +1,5 @@
 """What a device does, measured: how fast it reads its memory, and how much of it was in use at most."""
 
-import statistics
 import time
 
 import torch
@@ -12,7 +11,7 @@ _ROUNDS = 7
 def read_bandwidth(device: str) -> float:
     """Bytes a second at which `device` ("cpu" or "cuda") reads a buffer larger than its caches.
 
-    The median of several sums over the buffer. It is released before this returns.
+    The best of several sums over the buffer, which is released before this returns.
     """
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
@@ -20,12 +19,12 @@ def read_bandwidth(device: str) -> float:
     else:
         size = _CPU_BYTES
     buffer = torch.zeros(size // 4, dtype=torch.float32, device=device)
-    seconds = [_read(buffer, device) for _ in range(_ROUNDS + 1)][1:]
+    seconds = [_read(buffer, device) for _ in range(_ROUNDS)]
     num_bytes = buffer.nbytes
     del buffer
     if device == "cuda":
         torch.cuda.empty_cache()
-    return num_bytes / statistics.median(seconds)
+    return num_bytes / min(seconds)
 
 
 def _read(buffer: torch.Tensor, device: str) -> float:

@@ -47,15 +47,16 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def outliers(values: Sequence[float]) -> list[int]:
-    """Places of values whose modified z-score is above 3.5; fewer than 3 values have none."""
-    if len(values) < 3:
+    """Places of values with a modified z-score above 3.5; of fewer than 5 values, of those that are off
+    by more than a factor of 2."""
+    if not values:
         return []
     median = statistics.median(values)
+    if len(values) < FEWEST:
+        return [i for i, v in enumerate(values) if not median / 2 <= v <= median * 2]
     deviation = statistics.median([abs(value - median) for value in values])
     deviation = max(deviation, _LEAST_DEVIATION * abs(median))
-    if not deviation:
-        return []
-    scores = [0.6745 * abs(value - median) / deviation for value in values]
+    scores = [0.6745 * abs(value - median) / deviation if deviation else 0.0 for value in values]
     return [i for i, score in enumerate(scores) if score > _OUTLIER_SCORE]
 
 

@@ -30,7 +30,11 @@ def read_lines(
     Raises:
         CliError: the file cannot be read, is empty, or has a line that cannot be run.
     """
-    file = InputFile.open(path, console)
+    try:
+        file = InputFile.open(path, console)
+    except CliError as error:
+        what = error.problems[0].what
+        raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None
     parser = LineParser()
     builder = PromptBuilder(tokenizer, max_model_len)
     requests, problems = [], []

@@ -172,16 +172,17 @@ def _misfit(prepared: "PreparedModel", workload: Workload) -> CliError | None:
     name = f"{workload.title}, batch {batch}"
     needed = _needed(workload, plan.max_num_batched_tokens)
     if needed > plan.max_model_len:
+        most = prepared.model_config.max_position_embeddings
         return CliError(
             f"{name}: up to {needed:,} tokens a request",
-            why=f"max_model_len is {plan.max_model_len:,}",
-            hint=f"--max-model-len {needed}, or shorter requests",
+            why=f"max_model_len is {plan.max_model_len:,}; the model's positions end at {most:,}",
+            hint=_shorter(workload, needed - plan.max_model_len),
         )
     if batch > plan.max_num_seqs:
         return CliError(
             f"{name}: {batch} sequences at once",
             why=f"max_num_seqs is {plan.max_num_seqs}",
-            hint=f"--max-num-seqs {batch}, or --batch {plan.max_num_seqs}",
+            hint=f"--batch {plan.max_num_seqs}",
         )
     if not workload.times_decode:
         return None
@@ -191,14 +192,23 @@ def _misfit(prepared: "PreparedModel", workload: Workload) -> CliError | None:
             why=f"max_num_batched_tokens is {plan.max_num_batched_tokens}",
             hint=f"--set engine.max_num_batched_tokens={batch}",
         )
-    blocks = batch * -(-needed // plan.block_size)
-    if blocks > plan.num_blocks:
+    each = -(-needed // plan.block_size)
+    if batch * each > plan.num_blocks:
         return DoesNotFit(
-            f"{name}: {blocks:,} KV blocks",
+            f"{name}: {batch * each:,} KV blocks",
             why=f"there are {plan.num_blocks:,}, and all requests run side by side",
-            hint="a smaller --batch or --depth",
+            hint=f"--batch {max(plan.num_blocks // each, 1)}, or a smaller --depth",
         )
     return None
+
+
+def _shorter(workload: Workload, by: int) -> str:
+    """What would do instead of requests that are longer `by` so many tokens."""
+    parts = [("depth", workload.depth), ("prompt-len", workload.prompt.high)]
+    for name, tokens in (*parts, ("gen-len", workload.gen.high)):
+        if tokens > by:
+            return f"--{name} {tokens - by}"
+    return "shorter requests"
 
 
 class DoesNotFit(CliError):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from minivllm_cli.bench.arm import Arm
@@ -32,7 +33,7 @@ class _Track:
     def see(self, output: RequestOutput, now: float) -> None:
         """Take an output of the engine, which came at `now`."""
         self.output = output
-        count = len(output.outputs[0].token_ids) if output.outputs else 0
+        count = sum(len(one.token_ids) for one in output.outputs)
         new = count - self.count
         if new <= 0:
             return
@@ -288,7 +289,7 @@ def _sample(
         tpot=tuple((last - first) / (count - 1) for first, last, count in ends if count > 1),
         e2e=tuple(track.last - track.arrived for track in tracks),
         queue=tuple(o.timing.queue_s for o in outputs if o.timing.queue_s is not None),
-        tokens=tuple(tuple(o.outputs[0].token_ids[:keep]) for o in outputs),
+        tokens=tuple(tuple(chain(*(c.token_ids[:keep] for c in o.outputs))) for o in outputs),
         prompt_tokens=sum(output.usage.prompt_tokens for output in outputs),
         cached_tokens=sum(output.usage.cached_tokens for output in outputs),
         kv_matched=sum(output.usage.kv_matched for output in outputs),

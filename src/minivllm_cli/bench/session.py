@@ -203,10 +203,7 @@ class _Session:
             raise KeyboardInterrupt
         self._interrupts.limit_clean_up()
         self._stopped = True
-        self._console.write_line(
-            "stopping: this repetition is dropped, finished rows are kept. "
-            "Ctrl-C again to leave at once."
-        )
+        self._console.write_line("stopping: finished rows are kept. Ctrl-C again to leave at once.")
 
     def _between(self) -> None:
         if self._stopped:

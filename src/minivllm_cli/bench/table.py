@@ -49,10 +49,12 @@ class RowTable:
         self._columns: list[tuple[str, int, _Cell]] = [
             ("batch", 5, lambda row: f"{row['workload']['batch']:,}"),
             ("arm", -width, lambda row: row["arm"]),
-            ("in/out", 12, in_out),
+            ("in/out", 14, in_out),
         ]
         rate = "prompt tok/s" if kind == "prefill" else "tok/s"
-        self._columns.append((f"{rate} (min–max)", 24, lambda row: rate_text(row["tok_s"])))
+        # So that the widest lines, with the columns that follow, fit 80 columns.
+        rate_width = 22 if kind in ("prefix", "stages", "jsonl") else 24
+        self._columns.append((f"{rate} (min–max)", rate_width, lambda row: rate_text(row["tok_s"])))
         if kind in ("decode", "stages"):
             self._columns += [
                 (f"ITL {label} ms", 14, lambda row: _both(row["itl_ms"], low, high)),
@@ -60,9 +62,12 @@ class RowTable:
             ]
         else:
             self._columns.append(
-                (f"TTFT {label}", 14, lambda row: _both(row["ttft_ms"], low, high))
+                (f"TTFT {label}", 13, lambda row: _both(row["ttft_ms"], low, high))
             )
-        self._columns.append(("hit", 5, lambda row: f"{row['prefix_hit']:.1%}"))
+        if kind in ("prefix", "jsonl"):
+            self._columns.append(("hit KV/used", 11, _hits))
+        else:
+            self._columns.append(("hit", 5, lambda row: f"{row['prefix_hit']:.1%}"))
 
     def head(self) -> list[str]:
         """The lines before the first row."""
@@ -105,6 +110,10 @@ def number(value: float) -> str:
 
 def _both(figures: dict[str, Any], low: str, high: str) -> str:
     return f"{number(figures[low])}/{number(figures[high])}" if figures else ""
+
+
+def _hits(row: dict[str, Any]) -> str:
+    return f"{row['kv_hit']:.1%}/{row['prefix_hit']:.1%}"
 
 
 def pair_line(pair: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ class Workload:
         prompt: tokens of each prompt, after the shared prefix if there is one.
         gen: tokens of each answer; of `decode` and `stages` those that are timed.
         depth: tokens in the cache when timing starts; of `prefix` those that a group shares.
-        num_prompts: requests in all.
+        num_prompts: requests in all; of `jsonl` at most, 0 for every line.
         groups: of `prefix`.
         with_and_without_cache: each arm runs twice, reusing prefixes and not.
         file: of `jsonl`.
@@ -68,7 +68,8 @@ class Workload:
         if self.times_decode or self.kind == "prefix":
             found["depth"] = self.depth
         if self.kind == "jsonl":
-            return found | {"file": self.file, "num_prompts": self.num_prompts}
+            limit = {"num_prompts": self.num_prompts} if self.num_prompts else {}
+            return found | {"file": self.file} | limit
         if not self.times_decode:
             found["prompt_len"] = _plain(self.prompt)
             found["num_prompts"] = self.num_prompts
