@@ -121,7 +121,8 @@ def row_warnings(measured: Measured, row: dict[str, Any]) -> list[str]:
             f"{name}: {row['prefix_hit']:.1%} of the prompt tokens came from the prefix cache"
         )
     rates = [sample["tok_s"] for sample in row["samples"]]
-    places = outliers(rates)
+    # Of times, not of rates: those cannot be further below the median than nothing.
+    places = outliers([1 / rate for rate in rates])
     if places:
         which = "the first sample" if places[0] == 0 else f"sample {places[0] + 1}"
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""

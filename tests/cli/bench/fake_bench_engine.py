@@ -34,8 +34,9 @@ class Behaviour:
 
     Attributes:
         device: "cuda" or "cpu"; the latter has no graphs.
-        late: tokens come one `step` after they were made, as from an engine that works ahead.
-        eager_s, graph_s: of a decode step.
+        late: tokens come one `step` after they were made, as from an engine that works ahead; what was
+            in flight when requests were aborted is collected by one more step.
+        eager_s, graph_s: of a decode step; prompt_s: of one that reads a prompt, beside that.
         first_use_s: the first step of each batch size and way takes so much longer.
         budget: prompt tokens of a step.
         other_token: position of a token that graphs get wrong; None for none.
@@ -49,6 +50,7 @@ class Behaviour:
     late: bool = False
     eager_s: float = 0.0
     graph_s: float = 0.0
+    prompt_s: float = 0.0
     first_use_s: float = 0.0
     budget: int = 10**9
     other_token: int | None = None
@@ -94,6 +96,7 @@ class FakeBenchEngine:
         self._running: list[_Running] = []
         self._memory = PrefixMemory()
         self._steps = 0
+        self._in_flight = False
         self._used: set[tuple[int, bool]] = set()
 
     @property
@@ -106,7 +109,7 @@ class FakeBenchEngine:
         self.log.append(("graphs", enabled))
 
     def clear_cache(self) -> None:
-        assert not self._running
+        assert not self._running and not self._in_flight
         if not self._behaviour.leaky:
             self._memory = PrefixMemory()
         self.log.append(("clear",))
@@ -125,8 +128,10 @@ class FakeBenchEngine:
 
     def abort(self, request_id: str) -> None:
         self._running = [one for one in self._running if one.request_id != request_id]
+        self._in_flight = self._behaviour.late
 
     def step(self) -> list[RequestOutput]:
+        self._in_flight = False
         if not self._running:
             return []
         self._steps += 1
@@ -172,7 +177,8 @@ class FakeBenchEngine:
         self._used.add(key)
         behaviour = self._behaviour
         seconds = behaviour.graph_s if self._graphs else behaviour.eager_s
-        time.sleep(seconds + first * behaviour.first_use_s)
+        reads = any(one.computed < len(one.prompt) for one in self._running)
+        time.sleep(seconds + first * behaviour.first_use_s + reads * behaviour.prompt_s)
 
     def _length(self, one: _Running) -> int:
         return (one.params.max_tokens or 1) - self._behaviour.one_short
