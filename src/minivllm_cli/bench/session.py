@@ -5,7 +5,7 @@ import json
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minivllm_cli import engine_factory
 from minivllm_cli.bench.arm import Arm
@@ -150,6 +150,8 @@ class _Session:
         self._writer.pairs(pairs)
         for text in warnings:
             self._console.warn(text)
+        # Whatever ends the run, the rows so far are on disk.
+        self._save(self._document.finished(self._gpu.document(), complete=False))
         if self._flags.verify is not None and not workload.times_decode:
             verifier = Verifier(llm, self._flags.verify, self._console, self._verify)
             repetition = make_repetition(workload, 0, llm.model_config.vocab_size, lines)
@@ -222,6 +224,9 @@ class _Session:
         self._writer.end(document, plan.block_bytes // plan.block_size)
         if self._flags.verify is not None:
             self._console.note(f"verify: {verify_text(self._verify)}")
+        self._save(document)
+
+    def _save(self, document: dict[str, Any]) -> None:
         if self._flags.save is None:
             return
         try:

@@ -1,7 +1,9 @@
 """How `bench` measures: lengths, order, caches, warm-ups, decode windows. Mostly on the fake engine."""
 
 import itertools
+import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,6 +225,22 @@ def test_an_interrupt_keeps_finished_rows(
     if save:
         assert path.read_text() == done.out
     assert machine.engines[0].closed
+
+
+def test_finished_rows_are_on_disk_while_the_next_is_measured(
+    machine: FakeMachine, bench: Bench, tmp_path: Path
+) -> None:
+    path = tmp_path / "bench.json"
+    seen: list[int] = []
+
+    def look(step: int) -> None:
+        seen.append(len(json.loads(path.read_text())["rows"]) if path.exists() else 0)
+
+    machine.behaviour = Behaviour(device="cpu", on_step=look)
+    args = ("--workload", "prefill", "--batch", 1, "--prompt-len", "1-3", "--save", path)
+    assert bench(*args, "--reps", 1, "--warmup", 0).code == 0
+    assert seen == [0, 1, 2]
+    assert json.loads(path.read_text())["complete"] is True
 
 
 def test_an_engine_that_fails_keeps_finished_rows(
