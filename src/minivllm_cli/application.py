@@ -43,6 +43,7 @@ def root(
 
 def _register_commands() -> None:
     from minivllm_cli import env_command
+    from minivllm_cli.bench import command as bench_command
     from minivllm_cli.chat import command as chat_command
     from minivllm_cli.convert import command as convert_command
     from minivllm_cli.generate import command as generate_command
@@ -50,6 +51,7 @@ def _register_commands() -> None:
 
     generate_command.register(app)
     chat_command.register(app)
+    bench_command.register(app)
     inspect_command.register(app)
     convert_command.register(app)
     env_command.register(app)

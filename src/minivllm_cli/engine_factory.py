@@ -51,6 +51,17 @@ def prepare_model(settings: Settings) -> "PreparedModel":
     return prepare(settings.model, settings.engine_config)
 
 
+def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
+    """As `prepare_model`, for random weights of a known shape. Loads no torch.
+
+    Raises:
+        EngineError: the configuration, the memory or the device will not do.
+    """
+    from minivllm_engine.random_model import prepare_random
+
+    return prepare_random(shape, settings.engine_config)
+
+
 def _check_directory(model: str, command: str = "generate") -> None:
     if model != "demo" and not Path(model).expanduser().is_dir():
         raise CliError(
@@ -156,3 +167,31 @@ def open_engine(prepared: "PreparedModel", progress: Progress | None = None) -> 
     from minivllm_engine.llm import LLM
 
     return LLM(prepared, progress=progress)
+
+
+def read_bandwidth(device: str) -> float:
+    """Bytes a second at which the device reads its memory, measured now. Takes a moment."""
+    from minivllm_engine.device_measure import read_bandwidth
+
+    return read_bandwidth(device)
+
+
+def reset_peak_memory(device: str) -> None:
+    """Begin to look for the peak anew."""
+    from minivllm_engine.device_measure import reset_peak_memory
+
+    reset_peak_memory(device)
+
+
+def peak_memory(device: str) -> int | None:
+    """Bytes that tensors held at most since then; None on a CPU."""
+    from minivllm_engine.device_measure import peak_memory
+
+    return peak_memory(device)
+
+
+def num_threads() -> int:
+    """Threads that compute on the CPU."""
+    from minivllm_engine.device_measure import num_threads
+
+    return num_threads()

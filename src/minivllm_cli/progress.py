@@ -25,8 +25,8 @@ class Progress:
     """Where a phase is.
 
     Attributes:
-        phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate";
-            of a conversion, "compare", "resume", "write", "hash", "verify" and "check".
+        phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate",
+            "bench" (samples); of a conversion, "compare", "resume", "write", "hash", "verify" and "check".
         done, total: in the phase's unit: bytes, tokens, sequences; total 0 where there is no measure.
         detail: what is loaded or read, such as "shard 3/11".
         bytes_s: bytes a second, in a phase that is measured so.
@@ -120,7 +120,11 @@ class PlainLines:
         waited = now - self._shown_at
         if progress.phase == self._phase and waited < _PLAIN_SECONDS:
             # Loading a small model passes all its tenths in a moment: that is one line, not ten.
-            hurried = progress.phase != "generate" and waited < _LOAD_SECONDS and tenth < 10
+            hurried = (
+                progress.phase not in ("generate", "bench")
+                and waited < _LOAD_SECONDS
+                and tenth < 10
+            )
             if tenth <= self._tenth or hurried:
                 return
         self._phase, self._tenth, self._shown_at = progress.phase, tenth, now
@@ -209,6 +213,8 @@ def counts(progress: Progress) -> str:
         return progress.detail
     if progress.phase == "generate":
         return f"{progress.done:,}/{progress.total:,} {progress.percent}%"
+    if progress.phase == "bench":
+        return f"{progress.done:,}/{progress.total:,} samples  {progress.detail}"
     in_bytes = progress.phase in ("weights", "reading") or progress.bytes_s is not None
     if in_bytes and progress.total > _MANY_BYTES:
         amounts = f"{format_size(progress.done)}/{format_size(progress.total)}"

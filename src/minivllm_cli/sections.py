@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from minivllm_cli.bench.options import BenchOptions
 from minivllm_engine.config import CacheOptions, EngineOptions, GraphOptions, SamplingOptions
 
 
@@ -39,6 +40,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "graph": GraphOptions,
     "sampling": SamplingOptions,
     "chat": ChatOptions,
+    "bench": BenchOptions,
     "output": OutputOptions,
 }
 

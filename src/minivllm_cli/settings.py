@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from minivllm_cli.bench.options import BenchOptions
 from minivllm_cli.config_file import Entry, read_config_file
 from minivllm_cli.config_layers import read_arguments, read_environment
 from minivllm_cli.problems import CliError, Problem
@@ -78,6 +79,11 @@ class Settings:
     def chat(self) -> ChatOptions:
         """Section `chat`."""
         return ChatOptions(**self._set_keys("chat"))
+
+    @property
+    def bench(self) -> BenchOptions:
+        """Section `bench`."""
+        return BenchOptions(**self._set_keys("bench"))
 
     @property
     def output(self) -> OutputOptions:

@@ -10,7 +10,7 @@ from minivllm_engine.model_config import ModelConfig
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Whatever the model's dtype, these decide the decay or follow the delta rule, and stay fp32.
 _ALWAYS_FP32 = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_HEAD = "lm_head.weight"
 
 # Bounds that the operations put on their scratch memory; see ops/ and sampler.py.
 _DELTA_RULE_STEPS, _DELTA_RULE_GRAIN = 1024, 8
@@ -33,13 +33,21 @@ def weight_bytes(model: ModelConfig, dtype: str, *, tied: bool) -> int:
         dtype: of the weights in memory.
         tied: the output head is the embedding.
     """
+    return parameter_bytes(model, dtype, without=_HEAD if tied else None) + _derived_bytes(
+        model, dtype
+    )
+
+
+@lru_cache(maxsize=64)
+def parameter_bytes(model: ModelConfig, dtype: str, *, without: str | None) -> int:
+    """Bytes of all tensors of a checkpoint in memory, `without` the one of that canonical name."""
     total = 0
     for name, dims in expected_tensors(model).items():
-        if tied and name == _HEAD:
+        if name == without:
             continue
         item = 4 if name.endswith(_ALWAYS_FP32) else ITEM_BYTES[dtype]
         total += math.prod(size for _, size in dims) * item
-    return total + _derived_bytes(model, dtype)
+    return total
 
 
 def _derived_bytes(model: ModelConfig, dtype: str) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.checkpoint import load_weights
 from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.config import EngineOptions
 from minivllm_engine.cuda_graph_runner import CudaGraphRunner
@@ -20,10 +19,12 @@ from minivllm_engine.model_input import AwaitedTokens, build_model_input
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
+from minivllm_engine.random_weights import RandomWeights
 from minivllm_engine.request import PositionLogprobs
 from minivllm_engine.sampler import Draw, SamplingRow, draw, score
 from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
 from minivllm_engine.warm_up import warm_up_prompts
+from minivllm_engine.weights import fill_weights
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Progress = Callable[[str, int, int], None]
@@ -60,7 +61,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        index: CheckpointIndex,
+        weights: CheckpointIndex | RandomWeights,
         model_config: ModelConfig,
         plan: MemoryPlan,
         *,
@@ -73,7 +74,7 @@ class ModelRunner:
         self.operations = operations or choose_operations(device, options, shape, dtype)
         started = time.perf_counter()
         self.model = MiniQwenForCausalLM(model_config, self.operations, dtype=dtype, device=device)
-        load_weights(self.model, index, progress=progress)
+        fill_weights(self.model, weights, progress=progress)
         self.pool = CachePool(
             model_config,
             num_slots=plan.max_num_seqs,

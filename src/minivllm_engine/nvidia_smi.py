@@ -28,6 +28,22 @@ class Gpu:
     processes: tuple[DeviceProcess, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU at this moment. None where the driver does not say.
+
+    Attributes:
+        clock_mhz: of the multiprocessors.
+        power_cap_w: the limit that is in force.
+        pids: processes that compute on it.
+    """
+
+    clock_mhz: int | None
+    power_cap_w: float | None
+    temperature_c: int | None
+    pids: frozenset[int] = frozenset()
+
+
 def list_gpus() -> list[Gpu]:
     """All GPUs of this machine, without their processes."""
     return parse_gpus(
@@ -37,9 +53,8 @@ def list_gpus() -> list[Gpu]:
 
 def first_gpu(environ: Mapping[str, str] = os.environ) -> Gpu | None:
     """The GPU that a program started here would use, with its processes; None where there is none."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = "0" if visible is None else visible.split(",")[0].strip()
-    if chosen in ("", "-1", "NoDevFiles"):
+    chosen = _chosen(environ)
+    if chosen is None:
         return None
     only = ("-i", chosen)
     query = "--query-gpu=index,name,driver_version,memory.total,memory.used,memory.free"
@@ -48,6 +63,34 @@ def first_gpu(environ: Mapping[str, str] = os.environ) -> Gpu | None:
         return None
     apps = _ask("--query-compute-apps=pid,process_name,used_memory", *only)
     return replace(found[0], processes=parse_processes(apps))
+
+
+def _chosen(environ: Mapping[str, str]) -> str | None:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = "0" if visible is None else visible.split(",")[0].strip()
+    return None if chosen in ("", "-1", "NoDevFiles") else chosen
+
+
+def gpu_state(environ: Mapping[str, str] = os.environ) -> GpuState | None:
+    """What the GPU that `first_gpu` finds does now; None where there is none."""
+    chosen = _chosen(environ)
+    if chosen is None:
+        return None
+    only = ("-i", chosen)
+    state = parse_state(_ask("--query-gpu=clocks.sm,power.limit,temperature.gpu", *only))
+    if state is None:
+        return None
+    pids = _ask("--query-compute-apps=pid", *only).split()
+    return replace(state, pids=frozenset(int(pid) for pid in pids if pid.isdecimal()))
+
+
+def parse_state(text: str) -> GpuState | None:
+    """The first line of `--query-gpu=clocks.sm,power.limit,temperature.gpu`; None where there is none."""
+    parts = [part.strip() for part in (text.splitlines() or [""])[0].split(",")]
+    if len(parts) != 3:
+        return None
+    clock, power, temperature = parts
+    return GpuState(_whole(clock), _decimal(power), _whole(temperature))
 
 
 def device_of(gpu: Gpu) -> DeviceMemory | None:
@@ -97,6 +140,17 @@ def parse_processes(text: str) -> tuple[DeviceProcess, ...]:
 def _mebibytes(text: str) -> int | None:
     # "[N/A]" and "[Not Supported]" are what it prints where it does not know.
     return int(text) * MIB if text.isdecimal() else None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _decimal(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _ask(query: str, *options: str) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.device_choice import choose_device
+from minivllm_engine.device_memory import DeviceMemory
 from minivllm_engine.errors import CheckpointError, ConfigError
 from minivllm_engine.generation_config import GenerationConfig, load_generation_config
 from minivllm_engine.memory_plan import MemoryPlan, plan_memory
 from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.random_weights import RandomWeights
 from minivllm_engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -18,16 +20,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A checkpoint whose files agree with each other and whose engine fits in memory.
+    """A model whose parts agree with each other and whose engine fits in memory.
 
     Attributes:
+        index: where the weights come from.
         config: with every `auto` resolved.
         end_ids: the union of the end ids in config.json, generation_config.json and the tokenizer.
     """
 
     path: Path
     model_config: ModelConfig
-    index: CheckpointIndex
+    index: CheckpointIndex | RandomWeights
     tokenizer: Tokenizer
     generation_config: GenerationConfig
     plan: MemoryPlan
@@ -58,9 +61,33 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
             f"vocab_size is {model_config.vocab_size}",
             hint="copy the tokenizer.json that came with these weights",
         )
-    generation_config = load_generation_config(path)
-    tied = index.seems_tied(model_config)
-    plan = plan_memory(model_config, config, device, tied=tied)
+    return prepare_parts(
+        path=path,
+        model_config=model_config,
+        weights=index,
+        tokenizer=tokenizer,
+        generation_config=load_generation_config(path),
+        config=config,
+        device=device,
+    )
+
+
+def prepare_parts(
+    *,
+    path: Path,
+    model_config: ModelConfig,
+    weights: CheckpointIndex | RandomWeights,
+    tokenizer: Tokenizer,
+    generation_config: GenerationConfig,
+    config: EngineConfig,
+    device: DeviceMemory,
+) -> PreparedModel:
+    """The second half of `prepare`, for parts that were read or made and agree with each other.
+
+    Raises:
+        BackendUnavailable, CapacityError, ConfigError: as `prepare`.
+    """
+    plan = plan_memory(model_config, config, device, tied=weights.seems_tied(model_config))
     logger.info("%s", _what_can_hit(plan))
     end_ids = {
         *model_config.eos_token_ids,
@@ -73,7 +100,7 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     return PreparedModel(
         path=path,
         model_config=model_config,
-        index=index,
+        index=weights,
         tokenizer=tokenizer,
         generation_config=generation_config,
         plan=plan,

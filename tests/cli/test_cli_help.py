@@ -29,6 +29,7 @@ def real(program: Program) -> Program:
         ["--help"],
         ["generate", "--help"],
         ["chat", "--help"],
+        ["bench", "--help"],
         ["convert-weights", "--help"],
         ["env", "--help"],
         ["--version"],

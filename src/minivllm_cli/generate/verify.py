@@ -50,10 +50,13 @@ class Verifier:
 
     Args:
         every: replay each Nth request that reused a prefix.
+        counts: to go on from, where several engines or workloads are one run.
     """
 
-    def __init__(self, llm: "LLM", every: int, console: Console) -> None:
-        self.counts = VerifyCounts()
+    def __init__(
+        self, llm: "LLM", every: int, console: Console, counts: VerifyCounts | None = None
+    ) -> None:
+        self.counts = counts or VerifyCounts()
         self._llm = llm
         self._every = every
         self._console = console
@@ -166,6 +169,8 @@ class Verifier:
 
 
 def _name(job: Job) -> str:
+    if job.line.number is None:
+        return f"request {job.line.id}"
     return f"line {job.line.number} ({job.line.id})"
 
 

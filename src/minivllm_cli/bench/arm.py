@@ -1,0 +1,36 @@
+"""The ways in which one workload is run, to be compared with each other."""
+
+from dataclasses import dataclass, replace
+
+from minivllm_cli.bench.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way.
+
+    Attributes:
+        name: as it stands in results.
+        graph: decode steps are replayed from CUDA graphs.
+        cache: prefixes are reused, and primed where the workload shares some.
+        naive: no KV cache: every token computes all tokens before it again.
+    """
+
+    name: str
+    graph: bool = False
+    cache: bool = True
+    naive: bool = False
+
+
+EAGER, GRAPH = Arm("eager"), Arm("graph", graph=True)
+
+
+def arms_of(workload: Workload, arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+    """The arms of a workload: each twice where it is about the cache, the cold one first."""
+    if not workload.with_and_without_cache:
+        return arms
+    return tuple(
+        replace(arm, name=f"{arm.name} {name}", cache=cache)
+        for arm in arms
+        for name, cache in (("cold", False), ("warm", True))
+    )

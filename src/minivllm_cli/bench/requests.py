@@ -1,0 +1,106 @@
+"""The requests of a repetition: fresh random token ids, or the lines of a file."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minivllm_cli.bench.lists import Length
+from minivllm_cli.bench.workload import Workload
+from minivllm_engine.request import SamplingParams
+
+# Every choice made, so that no generation config adds a penalty: argmax, and no end but the length.
+_GREEDY = SamplingParams(
+    temperature=0,
+    top_p=1,
+    top_k=-1,
+    min_p=0,
+    repetition_penalty=1,
+    presence_penalty=0,
+    frequency_penalty=0,
+    min_tokens=0,
+    stop=(),
+    seed=0,
+    ignore_eos=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request of a repetition.
+
+    Attributes:
+        gen: tokens that it must give; None where it may end by itself.
+        chat: the prompt is a chat's.
+    """
+
+    name: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    gen: int | None
+    chat: bool = False
+
+    def for_engine(self) -> dict[str, Any]:
+        """The form that `LLM.add_request` takes."""
+        return {"prompt_token_ids": list(self.prompt_ids), "chat": self.chat}
+
+    def with_params(self, **changes: Any) -> "BenchRequest":
+        """The same, sampled in another way."""
+        return replace(self, params=self.params.model_copy(update=changes))
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What one sample runs.
+
+    Attributes:
+        primers: requests that leave the shared prefixes in the cache, before timing starts.
+    """
+
+    requests: tuple[BenchRequest, ...]
+    primers: tuple[BenchRequest, ...] = ()
+
+
+def make_repetition(
+    workload: Workload, number: int, vocab_size: int, lines: Sequence[BenchRequest] = ()
+) -> Repetition:
+    """The requests of repetition `number`; the same number gives the same ids, in any process.
+
+    Args:
+        lines: of a file, for the workload `jsonl`, whose repetitions are all alike.
+    """
+    if workload.kind == "jsonl":
+        return Repetition(tuple(lines))
+    rng = random.Random(f"{workload.document()} {number}")
+    if workload.times_decode:
+        # Something has to be there to go on from: depth 0 is a prompt of one token.
+        length, gen = max(workload.depth, 1), workload.gen.low
+        return Repetition(
+            tuple(
+                BenchRequest(f"{i}", _ids(rng, length, vocab_size), _GREEDY, gen)
+                for i in range(workload.batch)
+            )
+        )
+    prefixes = [_ids(rng, workload.depth, vocab_size) for _ in range(workload.groups)] or [()]
+    requests = []
+    for i in range(workload.num_prompts):
+        own = _ids(rng, _draw(rng, workload.prompt), vocab_size)
+        gen = _draw(rng, workload.gen)
+        params = _GREEDY.model_copy(update={"max_tokens": gen})
+        requests.append(BenchRequest(f"{i}", prefixes[i % len(prefixes)] + own, params, gen))
+    once = _GREEDY.model_copy(update={"max_tokens": 1})
+    # One token more than the prefix: what a prompt ends with is never taken from the cache.
+    primers = [
+        BenchRequest(f"primer-{i}", prefix + _ids(rng, 1, vocab_size), once, 1)
+        for i, prefix in enumerate(prefixes)
+        if prefix
+    ]
+    return Repetition(tuple(requests), tuple(primers))
+
+
+def _ids(rng: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(vocab_size), k=count))
+
+
+def _draw(rng: random.Random, length: Length) -> int:
+    return rng.randint(length.low, length.high)

@@ -1,0 +1,59 @@
+"""`--verify N`: a workload once more, untimed, with some of its requests answered again from nothing."""
+
+from typing import TYPE_CHECKING
+
+from minivllm_cli.bench.requests import BenchRequest, Repetition
+from minivllm_cli.bench.sampling import BetweenSteps
+from minivllm_cli.bench.workload import Workload
+from minivllm_cli.generate.line_types import Job, RequestLine
+from minivllm_cli.generate.prompts import BuiltPrompt
+from minivllm_cli.generate.verify import Verifier
+from minivllm_cli.problems import EngineDied
+
+if TYPE_CHECKING:
+    from minivllm_engine.llm import LLM
+
+
+def verify_workload(
+    llm: "LLM",
+    verifier: Verifier,
+    workload: Workload,
+    repetition: Repetition,
+    between: BetweenSteps,
+) -> None:
+    """Run a repetition with the logprobs that the comparison needs; `verifier` counts and reports.
+
+    It is not timed, because logprobs cost.
+
+    Raises:
+        EngineDied: the engine lost a request.
+    """
+    llm.clear_cache()
+    for primer in repetition.primers:
+        llm.add_request(primer.for_engine(), primer.params)
+    while llm.has_unfinished:
+        llm.step()
+        between()
+    left = list(reversed(list(enumerate(repetition.requests))))
+    running: dict[str, tuple[int, BenchRequest]] = {}
+    while left or running or verifier.num_sequences:
+        while left and len(running) < workload.batch:
+            place, request = left.pop()
+            request_id = llm.add_request(
+                request.for_engine(), verifier.asking(request.params), request_id=f"bench-{place}"
+            )
+            running[request_id] = (place, request)
+        for output in llm.step():
+            if verifier.take(output) or not output.finished:
+                continue
+            place, request = running.pop(output.request_id)
+            prompt = BuiltPrompt(list(request.prompt_ids), request.chat)
+            verifier.consider(_job(place, request), prompt, request.params, output)
+        if (running or verifier.num_sequences) and not llm.has_unfinished:
+            raise EngineDied("engine failed: it lost requests")
+        between()
+
+
+def _job(place: int, request: BenchRequest) -> Job:
+    line = RequestLine(None, place, request.name, "tokens", [], request.params)
+    return Job(place, line, key="")

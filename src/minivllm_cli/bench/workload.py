@@ -1,0 +1,203 @@
+"""What a row measures: kinds of workloads, the suites made of them, and what they need of an engine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from minivllm_cli.bench.lists import Length, as_length
+from minivllm_cli.bench.options import JSONL, BenchOptions
+from minivllm_cli.problems import CliError
+
+Kind = Literal["prefill", "decode", "mixed", "prefix", "jsonl", "stages"]
+
+# What each kind reads of the keys in options.SHAPING.
+_USES: Mapping[str, tuple[str, ...]] = {
+    "prefill": ("batch", "prompt_len", "num_prompts"),
+    "decode": ("batch", "gen_len", "depth"),
+    "mixed": ("batch", "prompt_len", "gen_len", "num_prompts"),
+    "prefix": ("batch", "prompt_len", "gen_len", "depth", "num_prompts", "groups"),
+    "jsonl": ("batch", "num_prompts"),
+}
+# The request of one token more than a warm prefix needs, and what follows it.
+_PREFIX_DEFAULTS: Mapping[str, Any] = {"prompt_len": (64,), "gen_len": (16,), "depth": (512,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a row. All arms of it get the same ones.
+
+    Attributes:
+        batch: requests that run at once, at most; of `decode` and `stages` all the time.
+        prompt: tokens of each prompt, after the shared prefix if there is one.
+        gen: tokens of each answer; of `decode` and `stages` those that are timed.
+        depth: tokens in the cache when timing starts; of `prefix` those that a group shares.
+        num_prompts: requests in all; of `jsonl` at most, 0 for every line.
+        groups: of `prefix`.
+        with_and_without_cache: each arm runs twice, reusing prefixes and not.
+        file: of `jsonl`.
+    """
+
+    kind: Kind
+    batch: int
+    prompt: Length = Length(0, 0)
+    gen: Length = Length(1, 1)
+    depth: int = 0
+    num_prompts: int = 1
+    groups: int = 0
+    with_and_without_cache: bool = False
+    file: str | None = None
+
+    @property
+    def times_decode(self) -> bool:
+        """Is it decode steps alone that are timed?"""
+        return self.kind in ("decode", "stages")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt and answer together; 0 where only a file knows."""
+        if self.kind == "jsonl":
+            return 0
+        if self.times_decode:
+            return max(self.depth, 1) + self.gen.high + 1
+        return self.depth + self.prompt.high + self.gen.high
+
+    def document(self) -> dict[str, Any]:
+        """What says which row this is, in JSON and in a comparison."""
+        found: dict[str, Any] = {"kind": self.kind, "batch": self.batch}
+        if self.times_decode or self.kind == "prefix":
+            found["depth"] = self.depth
+        if self.kind == "jsonl":
+            limit = {"num_prompts": self.num_prompts} if self.num_prompts else {}
+            return found | {"file": self.file} | limit
+        if not self.times_decode:
+            found["prompt_len"] = _plain(self.prompt)
+            found["num_prompts"] = self.num_prompts
+        if self.kind != "prefill":
+            found["gen_len"] = _plain(self.gen)
+        if self.kind == "prefix":
+            found["groups"] = self.groups
+        return found
+
+    @property
+    def title(self) -> str:
+        """What all rows of a table have in common, but for the batch."""
+        parts: list[str] = [self.kind]
+        for name, value in self.document().items():
+            if name in ("kind", "batch") or (name == "num_prompts" and value == self.batch):
+                continue
+            label = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests"}
+            shown = f"{value:,}" if isinstance(value, int) else str(value)
+            parts.append(f"{label.get(name, name)} {shown}")
+        return " · ".join(parts)
+
+
+def _plain(length: Length) -> int | str:
+    return length.low if length.low == length.high else str(length)
+
+
+def suite_workloads(name: str) -> list[Workload]:
+    """The rows of a suite; `quick` makes 3 repetitions where nothing is set."""
+    prefills = [_prefill(512), _prefill(2048)]
+    decodes = [_decode(1, 128, 512), _decode(8, 128, 512)]
+    match name:
+        case "quick":
+            return [_decode(1, 32, 0)]
+        case "standard":
+            return prefills + decodes
+        case "long":
+            deep = [_decode(1, 128, 8192), _decode(8, 128, 8192)]
+            return prefills + decodes + [_decode(64, 128, 512)] + deep + _prefixes()
+        case "stages":
+            return [Workload("stages", 1, gen=Length(64, 64), depth=128)]
+        case "prefix":
+            return _prefixes()
+    raise AssertionError(name)
+
+
+def _prefill(length: int) -> Workload:
+    return Workload("prefill", 1, prompt=Length(length, length))
+
+
+def _decode(batch: int, gen: int, depth: int) -> Workload:
+    return Workload("decode", batch, gen=Length(gen, gen), depth=depth, num_prompts=batch)
+
+
+def _prefixes() -> list[Workload]:
+    """One long prefix, asked again; groups that share; and prompts that share nothing, for the cost."""
+
+    def rows(kind: Kind, batch: int, prompt: int, gen: int, **more: int) -> Workload:
+        lengths = {"prompt": Length(prompt, prompt), "gen": Length(gen, gen)}
+        return Workload(kind, batch, **lengths, **more, with_and_without_cache=True)  # type: ignore[arg-type]
+
+    return [
+        rows("prefix", 1, 64, 16, depth=2048, num_prompts=1, groups=1),
+        rows("prefix", 8, 64, 16, depth=512, num_prompts=16, groups=2),
+        rows("mixed", 8, 256, 16, num_prompts=16),
+    ]
+
+
+def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload]:
+    """The rows of `--workload`: one for each combination of the lists.
+
+    Args:
+        is_set: the keys of SHAPING that somebody set; others have defaults that depend on the kind.
+
+    Raises:
+        CliError: a key is set that this kind does not use, or values that cannot be.
+    """
+    assert options.workload is not None
+    kind = "jsonl" if options.workload.startswith(JSONL) else options.workload
+    for key in is_set:
+        if key not in _USES[kind]:
+            raise CliError(
+                f"bench.{key} is nothing that the workload {kind} has",
+                hint=f"it has {', '.join(_USES[kind])}",
+            )
+
+    def value(key: str) -> Any:
+        if kind == "prefix" and key in _PREFIX_DEFAULTS and key not in is_set:
+            return _PREFIX_DEFAULTS[key]
+        return getattr(options, key)
+
+    if kind == "jsonl":
+        return [
+            Workload(
+                "jsonl", batch, num_prompts=options.num_prompts or 0, file=options.workload[6:]
+            )
+            for batch in value("batch")
+        ]
+    lists = [
+        value(key) if key in _USES[kind] else (None,)
+        for key in ("depth", "prompt_len", "gen_len", "batch")
+    ]
+    return [_row(kind, options, *choice) for choice in product(*lists)]
+
+
+def _row(
+    kind: Any,
+    options: BenchOptions,
+    depth: int | None,
+    prompt: int | str | None,
+    gen: int | str | None,
+    batch: int,
+) -> Workload:
+    if kind == "prefix" and not depth:
+        raise CliError(
+            "bench.depth 0: the workload prefix shares that many tokens", hint="--depth 512"
+        )
+    if kind == "decode" and isinstance(gen, str):
+        raise CliError(
+            f"bench.gen_len {gen}: the requests of decode run side by side",
+            hint="--workload mixed for lengths that differ",
+        )
+    return Workload(
+        kind,
+        batch,
+        prompt=Length(0, 0) if prompt is None else as_length(prompt),
+        gen=Length(1, 1) if gen is None else as_length(gen),
+        depth=depth or 0,
+        num_prompts=batch if kind == "decode" else options.num_prompts or batch,
+        groups=options.groups if kind == "prefix" else 0,
+        with_and_without_cache=kind == "prefix",
+    )

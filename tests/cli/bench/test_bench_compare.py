@@ -1,0 +1,175 @@
+"""`bench --compare`: what is noise, what is slower, what cannot be compared, and that nothing is trusted."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.bench.conftest import Bench, Shown
+
+RATES = [100.0, 101.0, 99.5, 100.4, 100.2, 99.8]
+
+
+def document(rates: list[float], **changes: Any) -> dict[str, Any]:
+    samples = [{"tok_s": r, "wall_s": 10 / r, "itl_ms": 1000 / r, "ttft_ms": None} for r in rates]
+    return {
+        "schema_version": 1,
+        "kind": "bench",
+        "complete": True,
+        "env": {"torch": "2.11", "gpus": []},
+        "config": {"engine": {"max_num_seqs": 8}},
+        "model": {"name": "demo", "hash": "sha256:1"},
+        "device": {"kind": "cuda", "name": "H200"},
+        "rows": [{"workload": {"kind": "decode", "batch": 1}, "arm": "graph", "samples": samples}],
+    } | changes
+
+
+@pytest.fixture
+def compare(bench: Bench, tmp_path: Path) -> Any:
+    def call(base: Any, new: Any, *args: str) -> Shown:
+        paths = []
+        for name, content in (("base.json", base), ("new.json", new)):
+            path = tmp_path / name
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+            paths.append(path)
+        return bench("--compare", *paths, *args, model=None)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "code"),
+    [(1.2, "faster", 0), (0.8, "slower", 5), (1.0, "within noise", 0), (0.98, "slower", 0)],
+)
+def test_verdicts_and_the_exit_code(compare: Any, factor: float, verdict: str, code: int) -> None:
+    done = compare(
+        document(RATES), document([r * factor for r in RATES]), "--fail-if-slower", "3%", "--json"
+    )
+    assert done.code == code
+    (row,) = done.document["rows"]
+    assert row["verdict"] == verdict
+    assert row["change"] == pytest.approx(factor - 1)
+    assert row["interval"][0] <= row["change"] <= row["interval"][1]
+    if code:
+        assert "error: 1 of 1 rows are slower by more than 3.0%" in done.err
+        assert "decode batch 1 graph: 25.0% slower" in done.err
+
+
+def test_a_slow_down_within_noise_fails_nothing(compare: Any) -> None:
+    base = [100.0, 60.0, 140.0, 95.0, 105.0]
+    done = compare(document(base), document([r * 0.9 for r in base]), "--fail-if-slower", "3%")
+    assert done.code == 0
+    assert "within noise" in done.out
+
+
+def test_latencies_are_slower_when_they_grow(compare: Any) -> None:
+    slow = document([r * 0.8 for r in RATES])
+    done = compare(document(RATES), slow, "--metric", "itl_ms", "--fail-if-slower", "3%", "--json")
+    assert done.code == 5
+    assert done.document["rows"][0]["verdict"] == "slower"
+    assert done.document["rows"][0]["change"] == pytest.approx(0.25)
+
+
+def test_too_few_samples_are_no_verdict(compare: Any) -> None:
+    few = document(RATES[:3])
+    assert "too few" in compare(few, few).out
+    done = compare(few, few, "--fail-if-slower", "3%")
+    assert done.code == 2
+    assert "too few samples to tell a change from noise" in done.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"device": {"kind": "cuda", "name": "A100"}}, "GPU (cuda H200, cuda A100)"),
+        ({"model": {"name": "demo", "hash": "sha256:2"}}, "model (demo, demo)"),
+    ],
+)
+def test_runs_that_differ_need_force(compare: Any, changes: dict[str, Any], what: str) -> None:
+    done = compare(document(RATES), document(RATES, **changes))
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: runs differ in {what}\ntry: --force\n"
+    forced = compare(document(RATES), document(RATES, **changes), "--force")
+    assert forced.code == 0
+    assert f"warning: runs differ in {what}" in forced.err
+
+
+def test_other_workloads_need_force_and_only_common_rows_are_compared(compare: Any) -> None:
+    base, new = document(RATES), document(RATES)
+    new["rows"].append(copy.deepcopy(new["rows"][0]) | {"arm": "eager"})
+    assert "runs differ in workload (0 and 1 without a pair)" in compare(base, new).err
+    forced = compare(base, new, "--force", "--json")
+    assert [row["arm"] for row in forced.document["rows"]] == ["graph"]
+
+
+def test_settings_that_differ_come_first(compare: Any) -> None:
+    new = document(
+        RATES, config={"engine": {"max_num_seqs": 16}}, env={"torch": "2.13", "gpus": []}
+    )
+    lines = compare(document(RATES), new).out.splitlines()
+    assert lines[:3] == ["config engine.max_num_seqs: 8 → 16", "env torch: 2.11 → 2.13", ""]
+    assert lines[3].split()[:4] == ["batch", "arm", "tok_s", "BASE"]
+    assert lines[4] == "decode"
+    assert lines[5].split()[:4] == ["1", "graph", "100.1", "100.1"]
+
+
+def test_a_run_that_was_interrupted_is_said_to_be(compare: Any) -> None:
+    done = compare(document(RATES, complete=False), document(RATES))
+    assert "base.json was interrupted: it has some of its rows" in done.err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[1]",
+        "\x00",
+        '{"kind": NaN}',
+        document(RATES, rows=[{"workload": {}, "arm": "a", "samples": []}]),
+        document(RATES, model={"name": "\x1b[2J", "hash": "x"}),
+        document([-1.0]),
+        document([1e300]),
+        document(RATES, kind="cache"),
+        document(RATES, rows=[{"workload": {"kind": {"deep": 1}}, "arm": "a", "samples": [{}]}]),
+    ],
+    ids=range(11),
+)
+def test_files_that_are_no_saved_runs(compare: Any, content: Any) -> None:
+    done = compare(document(RATES), content)
+    assert (done.code, done.out) == (2, "")
+    assert "new.json is no saved run" in done.err
+    assert "try: FILE of: minivllm bench --save FILE" in done.err
+
+
+def test_escapes_in_settings_do_not_reach_the_terminal(compare: Any) -> None:
+    done = compare(document(RATES), document(RATES, config={"x": "a\x1b[2Jb"}))
+    assert done.code == 0 and "\x1b" not in done.out
+
+
+def test_wrong_flags(compare: Any) -> None:
+    base = document(RATES)
+    assert "try: tok_s" in compare(base, base, "--metric", "toks").err
+    assert (
+        "--fail-if-slower: 'x' is not a share" in compare(base, base, "--fail-if-slower", "x").err
+    )
+    assert "--format csv: a comparison is" in compare(base, base, "--format", "csv").err
+    assert "no row of both runs has ttft_ms" in compare(base, base, "--metric", "ttft_ms").err
+    assert "--batch measures" in compare(base, base, "--batch", "1").err
+
+
+def test_comparing_loads_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document(RATES)))
+    script = (
+        "import sys; from minivllm_cli.application import run;"
+        "code = run(['bench', '--compare', sys.argv[1], sys.argv[1]]);"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "within noise" in done.stdout

@@ -1,0 +1,156 @@
+"""Which options of `bench` go together, its config section, and what does not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.bench.conftest import Bench
+from cli.bench.fake_bench_engine import Behaviour, FakeMachine
+from cli.program import REAL, Program
+from minivllm_cli.bench.lists import Length, as_length, read_counts, read_lengths, read_percentiles
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1,8,64", (1, 8, 64)),
+        (8, (8,)),
+        ([1, "8k", "2-4"], (1, 8000, 2, 3, 4)),
+        ("1-64*2", (1, 2, 4, 8, 16, 32, 64)),
+        ("0-8+4", (0, 4, 8)),
+        ("1-60*2", (1, 2, 4, 8, 16, 32)),
+        ("4,4", (4,)),
+    ],
+)
+def test_lists_and_ranges(text: object, numbers: tuple[int, ...]) -> None:
+    assert read_counts(text) == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "1-", "8-1", "1-8*1", "0-8*2", "1-8+0", "-1", -1, True, 1.5, "1-1000", []]
+)
+def test_lists_that_are_none(text: object) -> None:
+    with pytest.raises(ValueError):
+        read_counts(text)
+
+
+def test_lengths_and_percentiles() -> None:
+    assert read_lengths("8,100~1024") == (8, "100~1024")
+    assert as_length("100~1K") == Length(100, 1024)
+    assert as_length(8) == Length(8, 8)
+    assert read_percentiles("99.9,50") == (50.0, 99.9)
+    for wrong in ("9~8", "~", "1~", "0~4"):
+        with pytest.raises(ValueError):
+            read_lengths(wrong)
+    for wrong in ("101", "-1", "x", True):
+        with pytest.raises(ValueError):
+            read_percentiles(wrong)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["--graph"],
+            "error: --graph needs CUDA; this run uses cpu\ntry: drop --graph, or --device",
+        ),
+        (["--suite", "quick", "--workload", "decode"], "error: --suite and --workload exclude"),
+        (["--batch", "4"], "error: --batch: the suite standard has its own workloads"),
+        (["--workload", "prefil"], "error: --workload prefil: bench.workload: should be one of"),
+        (["--workload", "decode", "--prompt-len", "4"], "error: bench.prompt_len is nothing that"),
+        (["--workload", "prefill", "--gen-len", "4"], "error: bench.gen_len is nothing that"),
+        (["--workload", "decode", "--gen-len", "2~4"], "error: bench.gen_len 2~4: "),
+        (["--workload", "decode", "--batch", "8-1"], "error: --batch 8-1: bench.batch: '8-1' goes"),
+        (["--workload", "prefix", "--depth", "0"], "error: bench.depth 0: "),
+        (["--workload", "jsonl:nowhere"], "error: cannot read input nowhere: No such file"),
+        (["--json", "--format", "csv"], "error: --json and --format csv exclude each other"),
+        (["--verify", "0"], "error: --verify 0: should be at least 1"),
+        (["--fail-if-slower", "3%"], "error: --fail-if-slower goes with --compare"),
+        (["--metric", "tok_s"], "error: --metric goes with --compare"),
+        (["--shape", "0.8b"], "error: MODEL and --shape exclude each other"),
+        (["--compare", "a", "b"], "error: MODEL measures, and --compare only reads"),
+        (["--reps", "0"], "error: --reps 0: bench.reps: "),
+        (["--save", "/"], "error: cannot write /"),
+        (["--workload", "decode", "--max-num-seqs", "2"], "why: max_num_seqs is 2\ntry: --batch 2"),
+        (["--workload", "decode", "--depth", "8k"], "why: max_model_len is 4,096; the model's"),
+        (["--suite", "quick", "--max-model-len", "8"], "error: nothing of this suite fits"),
+    ],
+)
+def test_usage_errors(machine: FakeMachine, bench: Bench, args: list[str], message: str) -> None:
+    machine.behaviour = Behaviour(device="cpu")
+    done = bench(*args)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert not machine.engines, "found only after the weights were loaded"
+
+
+def test_a_decode_batch_beyond_the_kv_blocks_does_not_fit(
+    machine: FakeMachine, bench: Bench
+) -> None:
+    args = ("--workload", "decode", "--depth", 1000, "--set", "cache.num_blocks=60", "--eager")
+    done = bench(*args, "--batch", 4)
+    assert done.code == 4
+    assert done.err.splitlines()[-1].startswith("try: --batch 3")
+    assert bench(*args, "--batch", 3, "--reps", 1, "--warmup", 0).code == 0
+
+
+def test_the_proposed_length_fits(machine: FakeMachine, bench: Bench) -> None:
+    args = ("--workload", "decode", "--batch", 1, "--reps", 1, "--warmup", 0)
+    done = bench(*args, "--depth", 4090)
+    hint = done.err.splitlines()[-1]
+    assert hint.startswith("try: --depth ")
+    assert bench(*args, *hint.removeprefix("try: ").split()).code == 0
+
+
+def test_rows_of_a_suite_that_do_not_fit_are_skipped_and_named(
+    machine: FakeMachine, bench: Bench
+) -> None:
+    done = bench("--suite", "long", "--eager", "--reps", 1, "--warmup", 0, "--json")
+    assert done.code == 0
+    assert done.err.count("warning: skipped decode · depth 8,192") == 2
+    kinds = [row["workload"]["kind"] for row in done.document["rows"]]
+    assert kinds == ["prefill"] * 2 + ["decode"] * 3 + ["prefix"] * 4 + ["mixed"] * 2
+
+
+def test_the_config_section(machine: FakeMachine, bench: Bench, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("bench: {workload: prefill, batch: [1, 2], prompt_len: 5, reps: 2}\n")
+    done = bench("--config", config, "--warmup", 0, "--json", "-q")
+    assert [row["workload"]["batch"] for row in done.document["rows"]] == [1, 1, 2, 2]
+    assert done.document["rows"][0]["tok_s"]["n"] == 2
+    # A suite that is typed beats a workload in a file, whose lists then have no part.
+    suite = bench("--config", config, "--suite", "quick", "--json")
+    assert [row["workload"]["kind"] for row in suite.document["rows"]] == ["decode"] * 2
+    assert f"bench.batch ({config}:1) has no part in the suite quick" in suite.err
+
+
+@pytest.mark.parametrize("line", ["bacth: [1]", "batch: [0]", "reps: x", "percentiles: [200]"])
+def test_mistakes_in_the_config_section(bench: Bench, tmp_path: Path, line: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"bench:\n  {line}\n")
+    done = bench("--config", config)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {config}:2:")
+
+
+def test_the_printed_config_reads_back(bench: Bench, tmp_path: Path) -> None:
+    args = ("--workload", "mixed", "--batch", "1-4*2", "--prompt-len", "9,10~20", "--print-config")
+    printed = bench(*args).out
+    config = tmp_path / "c.yaml"
+    config.write_text(printed)
+    assert "  batch: [1, 2, 4]\n" in printed
+    assert bench("--config", config, "--print-config", model=None).out == printed
+
+
+@pytest.mark.parametrize(
+    "args", [["--help-metrics"], ["--help"], ["--graph"], ["--compare", "a", "b"]]
+)
+def test_what_measures_nothing_loads_no_torch(program: Program, args: list[str]) -> None:
+    program.command = [
+        REAL[0],
+        "-c",
+        "import sys; from minivllm_cli.application import run; code = run(sys.argv[1:]);"
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)",
+    ]
+    done = program.run("bench", *args)
+    assert done.code == (0 if "help" in args[0] else 2), done.err

@@ -1,0 +1,173 @@
+"""What `bench` writes: formats, widths, the saved document, the streams."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.bench.conftest import Bench
+from cli.bench.fake_bench_engine import Behaviour, FakeMachine
+from minivllm_cli.bench.table import RowTable, graphs_line, payback_steps
+from minivllm_cli.bench.workload import suite_workloads
+
+QUICK = ("--workload", "decode", "--batch", "1,2", "--depth", 4, "--gen-len", 3, "--reps", 5)
+
+
+def test_the_table(machine: FakeMachine, bench: Bench) -> None:
+    machine.behaviour = Behaviour(eager_s=0.004, graph_s=0.001)
+    done = bench(*QUICK)
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].startswith("demo fp32, state fp32 · ")
+    assert lines[0].endswith(" · 5 reps, 2 warm-ups")
+    assert lines[1].startswith("minivllm 0.1.0") and "torch 2" in lines[1]
+    assert lines[2] == "reads memory at 4.0 GB/s (measured now)"
+    assert lines[3] == "start: weights 1.5 s · capture 2.0 s, 3 graphs"
+    assert lines[5] == "decode · depth 4 · gen 3"
+    assert lines[6].split() == (
+        ["batch", "arm", "in/out", "tok/s", "(min–max)", "ITL", "p50/p99", "ms", "limit", "hit"]
+    )
+    row = r" +2 graph +8/6 +[\d.,]+ \([\d.,]+–[\d.,]+\) +[\d.]+/[\d.]+ +[\d.]+% +0.0%"
+    assert any(re.fullmatch(row, line) for line in lines)
+    pairs = [line for line in lines if "graph / eager" in line]
+    assert len(pairs) == 2
+    assert pairs[1].endswith("tokens equal 10/10")
+    assert lines[-1].startswith("graphs: 3 sizes · capture 2.0 s · 3.00 MiB = 1,536 KV tokens")
+    assert re.search(r"pays back after \d+ steps \(batch 1\), \d+ steps \(batch 2\)", lines[-1])
+    assert max(map(len, lines[:-1])) <= 80
+
+
+def big_row(kind: str, arm: str) -> dict[str, object]:
+    figures = {"p50": 1234.5, "p99": 23456.7}
+    return {
+        "workload": {"kind": kind, "batch": 256},
+        "arm": arm,
+        "samples": [{"in_tokens": 262_144, "out_tokens": 32_768}],
+        "tok_s": {"median": 87_600.1, "min": 86_870.2, "max": 88_900.3},
+        "limit_fraction": 0.6123,
+        "prefix_hit": 0.97,
+        "kv_hit": 0.98,
+        "itl_ms": figures,
+        "ttft_ms": figures,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "arm"),
+    [
+        ("decode", "graph"),
+        ("prefill", "graph"),
+        ("mixed", "graph warm"),
+        ("prefix", "graph warm"),
+        ("jsonl", "graph"),
+        ("stages", "kv cache"),
+    ],
+)
+def test_k40_rows_of_large_runs_fit_80_columns(kind: str, arm: str) -> None:
+    table = RowTable("", kind, [arm], (50.0, 99.0))
+    head, line = table.head()[-1], table.line(big_row(kind, arm))
+    assert len(line) <= 80 and len(head) <= 80
+    assert len(head) == len(line)  # columns stand below their names
+
+
+def test_rows_come_out_as_they_finish(machine: FakeMachine, bench: Bench) -> None:
+    machine.behaviour = Behaviour(device="cpu", fails_at=60)
+    done = bench("--workload", "prefill", "--prompt-len", "1-9", "--batch", 1, "--format", "jsonl")
+    assert done.code == 1
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert [row["workload"]["prompt_len"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8][: len(rows)]
+    assert rows and all(row["kind"] == "bench-row" for row in rows)
+
+
+def test_csv_and_markdown(machine: FakeMachine, bench: Bench) -> None:
+    found = list(csv.DictReader(io.StringIO(bench(*QUICK, "--format", "csv").out)))
+    assert [(row["arm"], row["batch"]) for row in found] == (
+        [("eager", "1"), ("graph", "1"), ("eager", "2"), ("graph", "2")]
+    )
+    assert found[3]["in_tokens"] == "8" and float(found[3]["tok_s"]) > 0
+    assert found[0]["itl_ms_p99"] and not found[0]["ttft_ms_p50"]
+    lines = bench(*QUICK, "--format", "md").out.splitlines()
+    assert lines[0].startswith("| workload | batch | arm | tok/s")
+    assert len(lines) == 6
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+def test_the_saved_document(machine: FakeMachine, bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    done = bench(*QUICK, "--save", path, "--set", "engine.max_num_seqs=3", "-q")
+    assert done.code == 0 and done.err == ""
+    document = json.loads(path.read_text())
+    assert (document["kind"], document["schema_version"], document["complete"]) == (
+        "bench",
+        1,
+        True,
+    )
+    assert document["config"]["engine"]["max_num_seqs"] == 3
+    assert document["sources"]["engine"]["max_num_seqs"].startswith("--set engine.max")
+    assert document["env"]["torch"] and document["env"]["schema_version"] == 1
+    assert document["model"]["hash"].startswith("sha256:")
+    assert document["load"] == {
+        "weights_s": 1.5,
+        "compile_s": 0.0,
+        "capture_s": 2.0,
+        "graph_sizes": [1, 2, 4],
+        "graph_bytes": 3 << 20,
+        "graph_bytes_planned": 0,
+    }
+    assert document["gpu_state"] == {
+        "clock_mhz": [], "power_cap_w": 0, "temperature_c": [], "other_pids": []
+    }  # fmt: skip
+    row = document["rows"][0]
+    assert row["workload"] == {"kind": "decode", "batch": 1, "depth": 4, "gen_len": 3}
+    assert row["peak_bytes"] == 5 << 20
+    assert row["tok_s"]["n"] == 5 and row["itl_ms"]["n"] == 15
+    assert row["ttft_ms"] == {} and row["tpot_ms"] == {}
+
+
+def test_percentiles_that_were_asked_for(machine: FakeMachine, bench: Bench) -> None:
+    done = bench(*QUICK, "--percentiles", "99.9,10", "--json")
+    figures = done.document["rows"][0]["itl_ms"]
+    assert [key for key in figures if key.startswith("p")] == ["p10", "p99.9"]
+    assert "ITL p10/p99.9 ms" in done.err
+
+
+def test_tpot_leaves_single_tokens_out(machine: FakeMachine, bench: Bench) -> None:
+    args = ("--workload", "mixed", "--prompt-len", 4, "--batch", 1, "--eager", "--json", "-q")
+    many = bench(*args, "--gen-len", 4).document["rows"][0]
+    one = bench(*args, "--gen-len", 1).document["rows"][0]
+    assert many["tpot_ms"]["n"] == many["e2e_ms"]["n"] == many["ttft_ms"]["n"] == 5
+    assert one["tpot_ms"] == {} and one["itl_ms"] == {}
+    sample = many["samples"][0]
+    expected = (sample["e2e_ms"] - sample["ttft_ms"]) / 3
+    assert sample["tpot_ms"] == pytest.approx(expected)
+
+
+def test_capture_that_never_pays_back_is_not_said_to() -> None:
+    load = {"graph_sizes": [1], "capture_s": 2.0, "graph_bytes": 0}
+    rows = [
+        {"arm": arm, "workload": {"kind": "decode", "batch": 1}, "itl_ms": {"mean": ms}}
+        for arm, ms in (("eager", 8.0), ("graph", 4.0))
+    ]
+    assert payback_steps(load, rows) == [(1, pytest.approx(500))]
+    rows[1]["itl_ms"] = {"mean": 9.0}
+    assert payback_steps(load, rows) == []
+    assert "pays back" not in (graphs_line(load, rows, 0) or "")
+    assert graphs_line({"graph_sizes": []}, rows, 0) is None
+
+
+def test_titles_say_what_is_not_in_the_columns() -> None:
+    titles = [workload.title for workload in suite_workloads("long")]
+    assert titles[0] == "prefill · prompt 512"
+    assert titles[2] == titles[3] == "decode · depth 512 · gen 128"
+    assert "prefix · depth 512 · prompt 64 · requests 16 · gen 16 · groups 2" in titles
+
+
+def test_help_metrics(bench: Bench) -> None:
+    done = bench("--help-metrics", model=None)
+    assert done.code == 0
+    for metric in ("TTFT", "ITL", "TPOT", "E2E", "tok/s", "queue"):
+        assert re.search(rf"^{metric} +\S", done.out, re.MULTILINE)
+    assert max(map(len, done.out.splitlines())) <= 80
