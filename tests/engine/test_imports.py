@@ -14,6 +14,7 @@ ROOT = Path(minivllm_engine.__file__).parent
 # The layers of DESIGN in docs/architecture.md, from the bottom: a module imports from lines above it only.
 ORDER = [
     "errors",
+    "printable",
     "units",
     "grid",
     "config",
@@ -22,11 +23,13 @@ ORDER = [
     "generation_config",
     "config_reader",
     "rope_config",
+    "model_families",
     "model_config",
     "checkpoint_rules",
     "checkpoint_names",
     "safetensors_header",
     "shard_index",
+    "checkpoint_mismatch",
     "checkpoint_index",
     "device_memory",
     "memory_sizes",

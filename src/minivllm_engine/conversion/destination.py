@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from minivllm_engine.checkpoint_mismatch import MANIFEST
 from minivllm_engine.conversion.durable import sync_directory
 from minivllm_engine.conversion.plan import partial_path
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
 from minivllm_engine.errors import ConversionError
+from minivllm_engine.printable import listed
 
-MANIFEST = "minivllm_manifest.json"
 STATE = ".conversion.json"
 INDEX = "model.safetensors.index.json"
 
@@ -54,6 +55,7 @@ class Destination:
             ConversionError: "destination": something is there, or it is where the source is.
         """
         _keep_apart(self, source)
+        _check_places(self)
         if self.path.exists() and not self.path.is_dir():
             raise _wrong(f"{self.path} is a file", hint="Give the path of a new directory.")
         if overwrite:
@@ -81,12 +83,19 @@ class Destination:
             self.partial.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.partial, os.O_RDONLY)
         except OSError as error:
-            raise _wrong(f"{self.partial} cannot be made", why=error.strerror) from None
+            raise _wrong(
+                f"{self.partial} cannot be made",
+                why=error.strerror,
+                hint="Give a directory in a place where you may write.",
+            ) from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise _wrong(f"another conversion is writing to {self.partial}") from None
+                raise _wrong(
+                    f"another conversion is writing to {self.partial}",
+                    hint="Wait until it is finished, or give another directory.",
+                ) from None
             except OSError as error:
                 raise _wrong(
                     f"{self.partial} cannot be locked",
@@ -98,6 +107,8 @@ class Destination:
             yield self.partial
         finally:
             os.close(descriptor)
+            if self.partial.is_dir() and not is_filled(self.partial):
+                self.partial.rmdir()
 
     def publish(self) -> None:
         """Put the partial directory in its place; what was there goes."""
@@ -145,13 +156,34 @@ def _check_removable(directory: Path) -> None:
     if strange:
         raise _wrong(
             f"{directory} is not overwritten: it holds what is no file of a checkpoint",
-            why=", ".join(strange[:4]) + (" ..." if len(strange) > 4 else ""),
+            why=listed(strange),
             hint="Give another directory, or empty this one yourself.",
         )
 
 
 def _is_of_a_checkpoint(name: str) -> bool:
     return is_licence(name) or any(fnmatch.fnmatchcase(name, known) for known in _OF_A_CHECKPOINT)
+
+
+def _check_places(destination: Destination) -> None:
+    """Can all three names be had there?"""
+    try:
+        for place in (destination.path, destination.partial, destination.replaced):
+            place.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _wrong(
+            f"{place} cannot be made",
+            why=error.strerror,
+            hint="Give a directory in a place where you may write, with a shorter name.",
+        ) from None
+    for place in (destination.partial, destination.replaced):
+        if place.exists() and not place.is_dir():
+            raise _wrong(
+                f"{place} is a file, and a directory of that name is needed",
+                hint="Give another directory, or move that file.",
+            )
 
 
 def _keep_apart(destination: Destination, source: Source) -> None:
@@ -166,5 +198,5 @@ def _keep_apart(destination: Destination, source: Source) -> None:
             raise _wrong(f"the source {src} lies inside {path}", hint="Give another directory.")
 
 
-def _wrong(what: str, *, why: str | None = None, hint: str | None = None) -> ConversionError:
+def _wrong(what: str, *, why: str | None = None, hint: str) -> ConversionError:
     return ConversionError(what, why=why, hint=hint, code="destination")
