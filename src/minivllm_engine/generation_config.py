@@ -79,6 +79,8 @@ def load_generation_config(model_path: Path) -> GenerationConfig:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
-            f"{path}: {key}: {message(first)}", why=f"got {first['input']!r}"
+            f"{path}: {key}: {message(first)}",
+            why=f"got {printable(repr(first['input']))}",
+            hint="Correct it there, or take it out: it only recommends how to sample.",
         ) from None
     return GenerationConfig(sampling, id_tuple(raw.get("eos_token_id"), path))

@@ -1,5 +1,6 @@
 """Every source tensor matched with its rule, and every target with its sources: the coverage rule."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from minivllm_engine.conversion.problems import grouped, pattern_of
 from minivllm_engine.conversion.styles import find_rule
 from minivllm_engine.printable import printable
 
-_KNOWN_NAMES = [
-    f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor for rule in (*CANONICAL, *FOREIGN)
-]
+_KNOWN_NAMES = {
+    f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor: rule
+    for rule in (*FOREIGN, *CANONICAL)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,17 @@ def match_tensors(
             target = layouts.target_name(rule.blocks[0], layer)
             misshapen.append((entry.name, target, entry.shape, shape))
         found.append(Match(tensor, rule, tuple(layouts.pieces(rule, entry.name, layer))))
+    uncovered = _uncovered(found, layouts, options, tied, set(wrong_layers), unmatched)
     problems = [*wrong_layers.values()]
     problems += grouped(
         "unmatched",
         unmatched,
-        nearest_in=_KNOWN_NAMES,
+        nearest_in=list(_KNOWN_NAMES),
         look_up=lambda name: pattern_of(str(bare_name(name))),
-        remedy=remedies.for_unmatched,
+        remedy=lambda problem: remedies.for_unmatched(problem, _lacking(uncovered, layouts)),
     )
     problems += _wrong_shapes(misshapen)
-    problems += _uncovered(found, layouts, options, tied, set(wrong_layers), unmatched)
+    problems += uncovered
     return Matching(tuple(found), tuple(dropped), tuple(problems))
 
 
@@ -170,6 +173,18 @@ def _uncovered(
         *grouped("missing", missing, nearest_in=strays, remedy=remedies.for_missing),
         *grouped("missing", partial, remedy=lambda _: "a source that holds all of its parts"),
     ]
+
+
+def _lacking(uncovered: list[Problem], layouts: Layouts) -> set[str]:
+    """Known names of tensors that would give something of a target without a source."""
+    without = {pattern_of(p.name) for p in uncovered if p.kind == "missing"}
+    without = {re.sub(r"\{[^}]*\}", "*", pattern) for pattern in without}
+    return {
+        name
+        for name, rule in _KNOWN_NAMES.items()
+        for block in rule.blocks
+        if pattern_of(layouts.target_name(block, 0 if rule.in_layer else None)) in without
+    }
 
 
 def _why_missing(name: str) -> str:

@@ -27,8 +27,9 @@ class ConvertOptions:
             [q0 | gate0 | q1 | gate1 ...], "halves" is [all q | all gate]. None: "per-head".
         renames: (source pattern, target pattern or None), tried in order before the built-in rules. A
             source is a name as it is in the file, or where none there is so, one without wrappers and
-            roots such as `model.`; a target may have its `model.` or not. `*` is one segment, `**` one or more, `{0-2,7}` one of
-            these numbers; what they stand for is filled in on the right. None drops the tensor.
+            roots such as `model.`; a target may have its `model.` or not. `*` is one segment, `**` one
+            or more, `{0-2,7}` one of these numbers; what they stand for is filled in on the right. None
+            drops the tensor.
         allow_unmatched: globs of source names that may be left out though no rule knows them.
         allow_missing: globs of target names that may be absent: the target is then incomplete.
         max_shard_bytes: of tensor data in one target file; a larger tensor has a file of its own.

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Collection
 
 from minivllm_engine.checkpoint_names import EMBEDDING, HEAD
 from minivllm_engine.conversion.patterns import placeholders
@@ -14,13 +15,14 @@ OTHER_CONFIG = "--model-config FILE with the config.json that was saved with the
 _PLAIN = re.compile(r"[A-Za-z_][\w.*\-]*")
 
 
-def for_unmatched(problem: Problem) -> str:
+def for_unmatched(problem: Problem, lacking: Collection[str]) -> str:
+    """lacking: those of the nearest names whose targets have no source yet."""
     leave_out = f"leave it out: {option('--allow-unmatched', problem.name)}"
     if problem.detail:
         return f"{OTHER_CONFIG}; or {leave_out}"
     source = pattern_of(problem.name)
     for nearest, _ in problem.nearest:
-        if placeholders(nearest) <= placeholders(source):
+        if nearest in lacking and placeholders(nearest) <= placeholders(source):
             return f"{mapping_line(source, nearest)}; or {leave_out}"
     return f"--mapping FILE to say what it is; or {leave_out}"
 
