@@ -45,14 +45,15 @@ SOURCES = [
     *sorted((CLI / "convert").glob("*.py")),
     *(ENGINE / name for name in LOADER),
 ]
-ERRORS = {"CheckpointError", "ConversionError", "ConfigError", "CliError", "_wrong"}
+ERRORS = {"CheckpointError", "ConversionError", "ConfigError", "CliError"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_error_that_is_raised_has_a_hint(path: Path) -> None:
     without = []
+    errors = ERRORS | ({"_wrong"} if path.name == "destination.py" else set())
     for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in ERRORS:
+        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in errors:
             continue
         hints = [keyword.value for keyword in node.keywords if keyword.arg == "hint"]
         # Problems that are put together elsewhere are given as one argument.
