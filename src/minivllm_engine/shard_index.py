@@ -53,7 +53,7 @@ def read_shard_index(file: Path) -> ShardIndex:
             why=printable(leaving[0]),
             hint="Only files inside the model directory are read.",
         )
-    absent = [shard.name for shard in shards if not shard.is_file()]
+    absent = [shard.name for shard in shards if not _is_file(shard)]
     if absent:
         raise CheckpointError(
             f"{file.parent} lacks {len(absent)} of {len(shards)} shards that its index names",
@@ -62,6 +62,13 @@ def read_shard_index(file: Path) -> ShardIndex:
         )
     size = int(total_size) if isinstance(total_size, int | float) else None
     return ShardIndex(file, tuple(shards), weight_map, size)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def shard_set(name: str) -> tuple[str, ...] | None:

@@ -12,6 +12,8 @@ from minivllm_engine.conversion.problems import pattern_of
 from minivllm_engine.printable import printable
 
 OTHER_CONFIG = "--model-config FILE with the config.json that was saved with these weights"
+# Of a key that stands before a colon on its line, by the rules of YAML.
+_LONGEST_KEY = 1000
 _PLAIN = re.compile(r"[A-Za-z_][\w.*\-]*")
 
 
@@ -65,9 +67,11 @@ def is_flat_convolution(target: str, found: tuple[int, ...], wanted: tuple[int, 
 
 
 def mapping_line(source: str, target: str | None) -> str:
-    return (
-        f"--mapping FILE with the line {_scalar(source)}: {_scalar(target) if target else 'null'}"
-    )
+    """What a mapping file needs, ready to be copied into it."""
+    left, right = _scalar(source), "null" if target is None else _scalar(target)
+    if max(len(left), len(right)) > _LONGEST_KEY:
+        return "--mapping FILE with a line for its name, which --dry-run --json shows in full"
+    return f"--mapping FILE with the line {left}: {right}"
 
 
 def option(flag: str, name: str) -> str:
@@ -77,4 +81,4 @@ def option(flag: str, name: str) -> str:
 
 def _scalar(name: str) -> str:
     """A name as YAML has it, on one line whatever is in it."""
-    return name if _PLAIN.fullmatch(name) else printable(json.dumps(name), limit=1000)
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)
