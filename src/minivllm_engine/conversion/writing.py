@@ -93,20 +93,18 @@ class ShardWriter:
     def _non_finite(self) -> ConversionError:
         """Read all that is to be written, and name every tensor that is not finite."""
         found: list[str] = []
-        broken, cast_to = False, set()
+        fit_as_they_are = True
         for target in self._plan.targets:
             count = count_non_finite(self._assemble(target))
             if count:
-                text = self._held(target)
-                broken = broken or text is not None
-                if text is None:
-                    cast_to.add(target.dtype)
-                found.append(text or self._out_of_range(target, count))
+                sources = {piece.source for piece in self._pieces[target.name]}
+                fit_as_they_are &= not any(count_non_finite(self._read(s)) for s in sources)
+                found.append(self._held(target) or self._out_of_range(target, count))
         more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return ConversionError(
             f"{len(found)} tensors hold values that are not finite; nothing is published",
             why="\n".join(found[:_SHOWN]) + more,
-            hint=self._remedy(broken, cast_to),
+            hint=self._remedy(fit_as_they_are),
             code="non_finite",
         )
 
@@ -128,12 +126,12 @@ class ShardWriter:
             f"it holds {torch.finfo(TORCH_DTYPES[LONG_DTYPES[dtype]]).max:.3g})"
         )
 
-    def _remedy(self, broken: bool, cast_to: set[str]) -> str:
-        """cast_to: types of targets that only the cast makes infinite."""
-        if not broken and cast_to == {"fp16"} and self._plan.options.dtype == "fp16":
-            return "--dtype keep, or --dtype bf16, which has the range of fp32"
-        why = "" if broken else "; nothing wider than fp32 is computed in"
-        return f"Convert a checkpoint whose training had not failed{why}."
+    def _remedy(self, fit_as_they_are: bool) -> str:
+        """fit_as_they_are: it is the cast alone that makes values infinite."""
+        if not fit_as_they_are:
+            return "Convert a checkpoint whose training had not failed: there is no type that could hold this."
+        bf16 = ", or --dtype bf16, which has the range of fp32"
+        return "--dtype keep" + (bf16 if self._plan.options.dtype == "fp16" else "")
 
 
 def _computed_in(dtype: str) -> str:
