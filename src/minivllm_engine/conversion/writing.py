@@ -129,7 +129,7 @@ class ShardWriter:
     def _remedy(self, fit_as_they_are: bool) -> str:
         """fit_as_they_are: it is the cast alone that makes values infinite."""
         if not fit_as_they_are:
-            return "Convert a checkpoint whose training had not failed: there is no type that could hold this."
+            return "Convert a checkpoint whose training had not failed: no type could hold this."
         bf16 = ", or --dtype bf16, which has the range of fp32"
         return "--dtype keep" + (bf16 if self._plan.options.dtype == "fp16" else "")
 

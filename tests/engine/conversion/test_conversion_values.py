@@ -18,7 +18,7 @@ MATRIX, VECTOR = "model.layers.2.mlp.up_proj.weight", "model.layers.0.linear_att
 
 def with_value(name: str, value: float, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     tensors = {key: tensor.to(dtype, copy=True) for key, tensor in REFERENCE.items()}
-    tensors[name].view(-1)[3:5] = value
+    tensors[name].view(-1)[1:3] = value
     return tensors
 
 
@@ -33,7 +33,7 @@ CASES = [
     (MATRIX, 3.4e38, torch.float32, "bf16", "bf16"),  # rounds up to infinity
     (MATRIX, 1e30, torch.float32, "keep", None),
     (MATRIX, -7e4, torch.float32, "fp16", "fp16"),
-    (MATRIX, 7e4, torch.bfloat16, "fp16", "fp16"),
+    (MATRIX, 2.0**17, torch.bfloat16, "fp16", "fp16"),
     (VECTOR, 1e300, torch.float64, "keep", "fp32"),  # kept in fp32 whatever is asked for
     (VECTOR, 1e39, torch.float64, "bf16", "fp32"),
     (VECTOR, 7e4, torch.float32, "fp16", None),
