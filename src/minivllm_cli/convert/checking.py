@@ -76,7 +76,7 @@ def _text(report: "CheckReport") -> str:
         lines.append(f"... and {more:,} more (--json has all)")
     verdict = "no difference" if report.ok else f"{len(report.differences):,} differ"
     lines.append(
-        f"{report.num_tensors:,} tensors, {report.num_shards} files, "
+        f"{report.num_tensors:,} tensors, {report.num_shards} file{'' if report.num_shards == 1 else 's'}, "
         f"{format_size(report.num_bytes)}: {verdict}"
     )
     return "".join(line + "\n" for line in lines)

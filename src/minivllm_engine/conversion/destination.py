@@ -7,6 +7,7 @@ overwritten one makes way. Nothing is deleted here that is not a file of a check
 import fcntl
 import fnmatch
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,19 +168,25 @@ def _is_of_a_checkpoint(name: str) -> bool:
 
 def _check_places(destination: Destination) -> None:
     """Can all three names be had there?"""
-    try:
-        for place in (destination.path, destination.partial, destination.replaced):
-            place.lstat()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _wrong(
-            f"{place} cannot be made",
-            why=error.strerror,
-            hint="Give a directory in a place where you may write, with a shorter name.",
-        ) from None
-    for place in (destination.partial, destination.replaced):
-        if place.exists() and not place.is_dir():
+    for place in (destination.path, destination.partial, destination.replaced):
+        try:
+            is_link = stat.S_ISLNK(place.lstat().st_mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _wrong(
+                f"{place} cannot be made",
+                why=error.strerror,
+                hint="Give a directory in a place where you may write, with a shorter name.",
+            ) from None
+        if place == destination.path and is_link:
+            # Links were followed: what is left is one in a circle.
+            raise _wrong(
+                f"{place} is a link in a circle",
+                why=f"it leads to {os.readlink(place)}",
+                hint="Give another directory.",
+            )
+        if place != destination.path and not place.is_dir():
             raise _wrong(
                 f"{place} is a file, and a directory of that name is needed",
                 hint="Give another directory, or move that file.",

@@ -119,8 +119,11 @@ def _plan(
 def free_space(path: Path) -> int:
     """Bytes free where `path` is, or will be."""
     path = path.expanduser().absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
+    while path != path.parent:
+        try:
+            return shutil.disk_usage(path).free
+        except OSError:  # not there, or a name that nothing can have
+            path = path.parent
     return shutil.disk_usage(path).free
 
 

@@ -601,3 +601,43 @@ def test_parts_of_a_plain_range_are_compared_one_by_one(
 def test_free_space_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
     free = planning.free_space(tmp_path / "a/b/c")
     assert free == pytest.approx(planning.free_space(tmp_path), rel=0.05) and free > 0
+
+
+# -- places that are none ------------------------------------------------------------------------
+
+
+def test_names_that_cannot_be_had(src: Path, tmp_path: Path) -> None:
+    """Found out before anything is read or written, whichever of the three names it is."""
+    (tmp_path / "afile").write_text("x")
+    (tmp_path / "a.partial").write_text("x")
+    (tmp_path / "b.replaced").write_text("x")
+    os.symlink("circle", tmp_path / "ring")
+    os.symlink("ring", tmp_path / "circle")
+    places = {
+        "n" * 255: "File name too long",  # fits, but not with .partial behind it
+        "n" * 300: "File name too long",
+        "afile/dst": "Not a directory",
+        "a": "a.partial is a file",
+        "b": "b.replaced is a file",
+        "ring": "a link in a circle",
+    }
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for name, why in places.items():
+        for how in ({}, {"resume": True}, {"overwrite": True}):
+            error = fails("destination", src, tmp_path / name, **how)
+            assert why in str(error) and error.hint, name
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_link_to_what_is_not_there_yet_is_followed(src: Path, tmp_path: Path) -> None:
+    os.symlink("real", tmp_path / "link")
+    convert_to(src, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real/config.json").is_file()
+
+
+def test_a_path_that_is_no_utf8(src: Path, tmp_path: Path) -> None:
+    dst = tmp_path / os.fsdecode(b"d\xff st")
+    source = open_source(src)
+    convert(plan_conversion(source, dst=dst), dst, argv=(str(dst),))
+    assert json.loads((dst / "minivllm_manifest.json").read_text())["argv"] == [str(dst)]
+    assert check(source, dst).ok
