@@ -31,7 +31,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read",
+            why=error.strerror,
+            hint="See that it is there and that you may read it.",
+        ) from None
+    except ValueError as error:
         raise CheckpointError(
             f"{path} cannot be read", why=printable(error), hint=_COPY_AGAIN
         ) from None

@@ -9,6 +9,7 @@ from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
 from minivllm_engine.checkpoint_mismatch import MANIFEST
 from minivllm_engine.conversion.building import index_content
 from minivllm_engine.conversion.destination import INDEX
+from minivllm_engine.conversion.file_errors import reading_errors
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.head import settle_head
 from minivllm_engine.conversion.manifest import manifest_options, read_manifest
@@ -54,6 +55,7 @@ class CheckReport:
         }
 
 
+@reading_errors()
 def check(
     source: Source, dst: str | Path, *, progress: Callable[[Progress], None] | None = None
 ) -> CheckReport:

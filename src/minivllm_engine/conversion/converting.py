@@ -9,6 +9,7 @@ from typing import Literal
 
 from minivllm_engine.conversion.building import TargetBuilder
 from minivllm_engine.conversion.destination import Destination, is_filled, remove_checkpoint
+from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.head import settle_head
 from minivllm_engine.conversion.manifest import FinishedShard, fingerprint, read_manifest
@@ -21,6 +22,7 @@ from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.errors import CheckpointError, ConversionError
 
 
+@destination_errors()
 def convert(
     plan: Plan,
     dst: str | Path,

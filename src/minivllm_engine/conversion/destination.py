@@ -15,6 +15,7 @@ from pathlib import Path
 
 from minivllm_engine.checkpoint_mismatch import MANIFEST
 from minivllm_engine.conversion.durable import sync_directory
+from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.conversion.plan import partial_path
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
@@ -50,6 +51,7 @@ class Destination:
         path = Path(os.path.realpath(Path(dst).expanduser()))
         return cls(path, partial_path(path), path.with_name(path.name + ".replaced"))
 
+    @destination_errors()
     def check(self, source: Source, *, resume: bool, overwrite: bool) -> None:
         """
         Raises:
@@ -57,6 +59,7 @@ class Destination:
         """
         _keep_apart(self, source)
         _check_places(self)
+        _check_writable(self.partial)
         if self.path.exists() and not self.path.is_dir():
             raise _wrong(f"{self.path} is a file", hint="Give the path of a new directory.")
         if overwrite:
@@ -191,6 +194,19 @@ def _check_places(destination: Destination) -> None:
                 f"{place} is a file, and a directory of that name is needed",
                 hint="Give another directory, or move that file.",
             )
+
+
+def _check_writable(path: Path) -> None:
+    """May something be made at `path`?"""
+    parent = path.parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise _wrong(
+            f"{path} cannot be made",
+            why=f"nothing may be written to {parent}",
+            hint="Give a directory in a place where you may write.",
+        )
 
 
 def _keep_apart(destination: Destination, source: Source) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minivllm_engine.checkpoint_names import bare_name, refusal, skip_rule, without_wrappers
+from minivllm_engine.conversion.file_errors import reading_errors
 from minivllm_engine.conversion.source_files import (
     WeightFiles,
     check_readable,
@@ -52,6 +53,7 @@ class Source:
         return sum(entry.num_bytes for entry in self.tensors)
 
 
+@reading_errors()
 def open_source(
     path: str | Path,
     *,

@@ -1,7 +1,9 @@
 """What a conversion writes, where, and what stops it."""
 
+import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 from pathlib import Path
@@ -641,3 +643,67 @@ def test_a_path_that_is_no_utf8(src: Path, tmp_path: Path) -> None:
     convert(plan_conversion(source, dst=dst), dst, argv=(str(dst),))
     assert json.loads((dst / "minivllm_manifest.json").read_text())["argv"] == [str(dst)]
     assert check(source, dst).ok
+
+
+@pytest.fixture
+def without_rights(monkeypatch: pytest.MonkeyPatch):
+    """Refuses to open, list or write what is named, as the system would an ordinary user."""
+    refused: set[Path] = set()
+    opened, listed, allowed = io.open, os.listdir, os.access
+
+    def is_refused(path) -> bool:
+        return isinstance(path, str | os.PathLike) and Path(path) in refused
+
+    def deny(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+
+    def fake(original):
+        return lambda path, *a, **k: deny(path) if is_refused(path) else original(path, *a, **k)
+
+    monkeypatch.setattr(io, "open", fake(opened))
+    monkeypatch.setattr(io, "FileIO", fake(io.FileIO))
+    monkeypatch.setattr(os, "listdir", fake(listed))
+    monkeypatch.setattr(
+        os, "access", lambda path, *a, **k: not is_refused(path) and allowed(path, *a, **k)
+    )
+    return refused
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "minivllm_manifest.json", "."]
+)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_files_that_may_not_be_read(
+    side: str, name: str, src: Path, tmp_path: Path, without_rights: set[Path]
+) -> None:
+    write_byte_tokenizer(src)
+    dst = tmp_path / "dst"
+    convert_to(src, dst)
+    place = {"source": src, "target": dst}[side] / name
+    without_rights.add(place)
+    attempts = {
+        "source": [lambda: open_source(src)],
+        "target": [
+            lambda: check(open_source(src), dst),
+            lambda: convert_to(src, dst),
+            lambda: convert_to(src, dst, resume=True),
+            lambda: convert_to(src, dst, overwrite=True),
+        ],
+    }[side]
+    for attempt in attempts:
+        # What is not needed for it may be out of reach.
+        with contextlib.suppress(CheckpointError, ConversionError):
+            attempt()
+    without_rights.clear()
+    convert_to(src, dst, overwrite=True)
+    assert check(open_source(src), dst).ok
+
+
+def test_a_place_where_nothing_may_be_written(
+    src: Path, tmp_path: Path, without_rights: set[Path]
+) -> None:
+    (tmp_path / "ro").mkdir()
+    without_rights.add(tmp_path / "ro")
+    for dst in (tmp_path / "ro/dst", tmp_path / "ro/a/b"):
+        error = fails("destination", src, dst)
+        assert "cannot be made" in error.what and str(tmp_path / "ro") in str(error.why)
