@@ -78,7 +78,7 @@ def left_missing(path: Path) -> frozenset[str]:
     """The tensors that a conversion to `path` was allowed to do without, as its manifest says."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return frozenset()
     names = manifest.get("missing") if isinstance(manifest, dict) else None
     return frozenset(map(str, names)) if isinstance(names, list) else frozenset()

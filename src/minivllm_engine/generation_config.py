@@ -37,7 +37,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             why=error.strerror,
             hint="See that it is there and that you may read it.",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read", why=printable(error), hint=_COPY_AGAIN
         ) from None

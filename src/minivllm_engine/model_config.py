@@ -32,6 +32,9 @@ _SIZES = (
     "linear_value_head_dim",
 )
 
+# Far beyond any model, and small enough to make a list of, or a product that a machine word holds.
+_MOST_LAYERS, _LARGEST_SIZE = 10_000, 2**30
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -113,10 +116,10 @@ class ModelConfig:
                 why=error.strerror,
                 hint="A model directory needs a config.json.",
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{file} is not valid JSON",
-                why=str(error),
+                why=printable(error),
                 hint="Copy the file again from where the model came from.",
             ) from None
         if not isinstance(content, dict):
@@ -180,7 +183,12 @@ def _read_sizes(reader: ConfigReader) -> dict[str, int]:
             hint="Only Gated DeltaNet hybrids of the Qwen3.5 family can be run; "
             "their configs hold these keys.",
         )
-    return {key: reader.integer(key, reader.text[key]) for key in _SIZES}
+    sizes = {key: reader.integer(key, reader.text[key]) for key in _SIZES}
+    for key, size in sizes.items():
+        most = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST_SIZE
+        if size > most:
+            raise reader.wrong(key, size, f"at most {most:,}")
+    return sizes
 
 
 def _read_layer_types(reader: ConfigReader, count: int) -> tuple[str, ...]:

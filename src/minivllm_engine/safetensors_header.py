@@ -65,7 +65,7 @@ def read_header(file: Path) -> list[TensorEntry]:
         ) from None
     try:
         header = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _no_safetensors(file, "its header is not JSON") from None
     if not isinstance(header, dict):
         raise _no_safetensors(file, "its header is not a JSON object")
@@ -102,7 +102,10 @@ def _check_length(file: Path, size: int, length: int) -> None:
 def _entry(file: Path, name: str, fields: Any, data_begin: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        valid = isinstance(dtype, str) and 0 <= begin <= end and all(dim >= 0 for dim in shape)
+        numbers = [begin, end, *shape]
+        valid = isinstance(dtype, str) and isinstance(fields["shape"], list)
+        valid = valid and all(type(number) is int and number >= 0 for number in numbers)
+        valid = valid and begin <= end
     except (KeyError, TypeError, ValueError):
         valid = False
     if not valid:

@@ -43,9 +43,12 @@ def read_shard_index(file: Path) -> ShardIndex:
         shards = [file.parent / name for name in names]
         leaving = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
         total_size = (content.get("metadata") or {}).get("total_size")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if not names:
+            raise ValueError("no tensor")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(
-            f"{file} is not an index of safetensors", hint='It needs an object "weight_map".'
+            f"{file} is not an index of safetensors",
+            hint='It needs an object "weight_map" that names a file for each tensor.',
         ) from None
     if leaving:
         raise CheckpointError(
@@ -60,7 +63,9 @@ def read_shard_index(file: Path) -> ShardIndex:
             why=listed(absent),
             hint="Copy the missing files into the directory.",
         )
-    size = int(total_size) if isinstance(total_size, int | float) else None
+    size = total_size if isinstance(total_size, int) else None
+    if isinstance(total_size, float) and total_size.is_integer():
+        size = int(total_size)
     return ShardIndex(file, tuple(shards), weight_map, size)
 
 
