@@ -15,6 +15,8 @@ from minivllm_engine.printable import printable
 from minivllm_engine.safetensors_header import TensorEntry
 
 MANIFEST = "minivllm_manifest.json"
+# How the detail of a tensor in a layer too many begins.
+BEYOND = "the config has"
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
@@ -68,10 +70,9 @@ def is_beyond(layer: int | None, config: ModelConfig) -> bool:
 
 
 def layers_of(config: ModelConfig) -> str:
+    """Of layers that are too many: how many there are to be."""
     count = config.num_hidden_layers
-    return (
-        f"the config has {count} layers (0-{count - 1})" if count > 1 else "the config has 1 layer"
-    )
+    return f"{BEYOND} {count} layers (0-{count - 1})" if count > 1 else f"{BEYOND} 1 layer (0)"
 
 
 def left_missing(path: Path) -> frozenset[str]:

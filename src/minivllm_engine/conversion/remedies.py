@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Collection
 
+from minivllm_engine.checkpoint_mismatch import BEYOND
 from minivllm_engine.checkpoint_names import EMBEDDING, HEAD
 from minivllm_engine.conversion.patterns import placeholders
 from minivllm_engine.conversion.plan import Problem
@@ -14,12 +15,17 @@ from minivllm_engine.printable import printable
 OTHER_CONFIG = "--model-config FILE with the config.json that was saved with these weights"
 # Of a key that stands before a colon on its line, by the rules of YAML.
 _LONGEST_KEY = 1000
+_IN_LAYER = re.compile(r"(\blayers\.[^.]+\.).+", re.DOTALL)
 _PLAIN = re.compile(r"[A-Za-z_][\w.*\-]*")
 
 
 def for_unmatched(problem: Problem, lacking: Collection[str]) -> str:
     """lacking: those of the nearest names whose targets have no source yet."""
-    leave_out = f"leave it out: {option('--allow-unmatched', problem.name)}"
+    # Of a layer too many all is left out.
+    name = problem.name
+    if problem.detail.startswith(BEYOND):
+        name = _IN_LAYER.sub(r"\1*", name)
+    leave_out = f"leave it out: {option('--allow-unmatched', name)}"
     if problem.detail:
         return f"{OTHER_CONFIG}; or {leave_out}"
     source = pattern_of(problem.name)
