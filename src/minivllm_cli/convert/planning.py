@@ -25,6 +25,8 @@ from minivllm_engine.units import format_size, parse_size
 
 # Characters of a step of `--explain`.
 _MOST = 1000
+# Problems that a conversion shows before it gives up.
+_MOST_PROBLEMS = 50
 
 
 def read_source(run: Invocation, flags: ConvertFlags, src: Path) -> Source:
@@ -87,7 +89,11 @@ def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None
 
 def report_problems(run: Invocation, plan: Plan) -> int:
     """What forbids a conversion, on stderr; exit code 5."""
-    for line in (*problem_lines(plan.problems, output_width(run.console.live)), *totals(plan)):
+    lines = problem_lines(plan.problems[:_MOST_PROBLEMS], output_width(run.console.live))
+    more = len(plan.problems) - _MOST_PROBLEMS
+    if more > 0:
+        lines.append(f"... and {more:,} more: --dry-run shows all")
+    for line in (*lines, *totals(plan)):
         run.console.note(line)
     run.console.error(_not_covered(plan))
     return ExitCode.CHECK_FAILED
