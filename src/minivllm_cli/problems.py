@@ -7,6 +7,7 @@ from enum import IntEnum
 from minivllm_engine.errors import CapacityError, ConversionError, EngineError, RequestError
 
 MAX_LINES = 6
+MAX_COLUMNS = 2000
 
 
 class ExitCode(IntEnum):
@@ -40,10 +41,14 @@ class Problem:
     hint: str | None = None
 
     def lines(self, label: str = "error") -> list[str]:
-        """The problem on at most six lines: `error:`, the excerpt, `why:`, `try:`."""
+        """The problem on at most six lines: `error:`, the excerpt, `why:`, `try:`.
+
+        Lines of what and why are shortened in the middle where they would run over the screen; a hint is
+        there to be copied.
+        """
         tail = [f"try: {line}" for line in _one_line(self.hint)]
-        why = self.why.splitlines() if self.why else []
-        what = self.what.splitlines() or [""]
+        why = [_shortened(line) for line in self.why.splitlines()] if self.why else []
+        what = [_shortened(line) for line in self.what.splitlines()] or [""]
         lines = [f"{label}: {what[0]}", *what[1:], *self.excerpt]
         lines += [("why: " if i == 0 else "     ") + line for i, line in enumerate(why)]
         room = MAX_LINES - len(tail)
@@ -54,6 +59,13 @@ class Problem:
 
 def _one_line(text: str | None) -> list[str]:
     return [" ".join(text.split())] if text else []
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= MAX_COLUMNS:
+        return line
+    kept = MAX_COLUMNS // 2
+    return f"{line[:kept]} ... {line[-kept:]}"
 
 
 class CliError(Exception):

@@ -10,6 +10,8 @@ from safetensors import safe_open
 from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.printable import printable
+from minivllm_engine.safetensors_header import TensorEntry
 
 
 def load_weights(
@@ -27,7 +29,8 @@ def load_weights(
         progress: called with ("weights", bytes read, bytes in all) after each tensor.
 
     Raises:
-        CheckpointError: missing, unexpected or misshapen tensors, or values that are not finite.
+        CheckpointError: missing, unexpected or misshapen tensors, or values that are not finite, or
+            not once they are cast.
     """
     index.check(model.config)
     model.set_tied(index.is_tied(model.config))
@@ -42,9 +45,32 @@ def load_weights(
             for name in names:
                 entry, view = index.entries[name], views[name]
                 tensor = tensors.get_tensor(entry.name)
-                if not torch.stack(torch.aminmax(tensor)).isfinite().all():
-                    raise CheckpointError(f"{file}: {entry.name} holds values that are not finite")
                 view.copy_(tensor.view(view.shape))
+                if not _is_finite(view):
+                    raise _not_finite(entry, tensor, view.dtype)
                 done += entry.num_bytes
                 if progress is not None:
                     progress("weights", done, total)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
+def _not_finite(entry: TensorEntry, stored: torch.Tensor, dtype: torch.dtype) -> CheckpointError:
+    name = f"{entry.file}: {printable(entry.name)}"
+    if not _is_finite(stored):
+        return CheckpointError(
+            f"{name} holds values that are not finite",
+            hint="Use a checkpoint whose training had not failed, or copy the file again.",
+        )
+    wide = dtype == torch.float32
+    word = str(dtype).removeprefix("torch.")
+    return CheckpointError(
+        f"{name} holds values that are not finite as {word}",
+        why=f"up to {float(stored.abs().max()):.3g} as {entry.dtype}, {torch.finfo(dtype).max:.3g} is "
+        f"the most that {word} holds",
+        hint="Use a checkpoint whose training had not failed: nothing wider than fp32 is computed in."
+        if wide
+        else "--dtype fp32",
+    )

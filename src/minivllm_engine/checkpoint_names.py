@@ -23,6 +23,8 @@ _REFUSED = [(re.compile(rf"(?:^|\.)(?:{refusal.pattern})(?:\.|$)"), refusal) for
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _CANONICAL_TENSORS = frozenset((rule.in_layer, rule.tensor) for rule in CANONICAL)
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 Dims = tuple[tuple[str, int], ...]
 
 
@@ -114,7 +116,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Dims]:
     """Every tensor a model of this shape has, `lm_head.weight` included: canonical name -> its
     dimensions, each as (the config's name for it, size)."""
     vocab, hidden = ("vocab_size", config.vocab_size), ("hidden_size", config.hidden_size)
-    tensors: dict[str, Dims] = {"model.embed_tokens.weight": (vocab, hidden)}
+    tensors: dict[str, Dims] = {EMBEDDING: (vocab, hidden)}
     for i in range(config.num_hidden_layers):
         prefix = f"model.layers.{i}"
         mixer = _attention(config) if config.is_attention(i) else _gated_deltanet(config)
@@ -128,7 +130,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Dims]:
             f"{prefix}.input_layernorm.weight": (hidden,),
             f"{prefix}.post_attention_layernorm.weight": (hidden,),
         }
-    return tensors | {"model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
+    return tensors | {"model.norm.weight": (hidden,), HEAD: (vocab, hidden)}
 
 
 def _attention(config: ModelConfig) -> dict[str, Dims]:

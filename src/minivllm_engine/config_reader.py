@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import printable
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_REPAIR = "Correct it there, or use the config.json that was saved with these weights."
 
 
 class ConfigReader:
@@ -21,7 +23,11 @@ class ConfigReader:
     def __init__(self, content: Mapping[str, Any], source: str) -> None:
         text = content.get("text_config", content)
         if not isinstance(text, Mapping):
-            raise CheckpointError(f"{source}: text_config is not an object", why=f"but {text!r}")
+            raise CheckpointError(
+                f"{source}: text_config is not an object",
+                why=f"but {printable(repr(text))}",
+                hint=_REPAIR,
+            )
         self.source = source
         self.text: Mapping[str, Any] = text
         self.top = content
@@ -37,7 +43,9 @@ class ConfigReader:
         self, key: str, value: object, expected: str, hint: str | None = None
     ) -> CheckpointError:
         return CheckpointError(
-            f"{self.source}: {key} is {value!r}", why=f"expected {expected}", hint=hint
+            f"{self.source}: {key} is {printable(repr(value))}",
+            why=f"expected {expected}",
+            hint=hint or _REPAIR,
         )
 
     def integer(self, key: str, value: object, *, at_least: int = 1) -> int:

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 from minivllm_engine.config import SamplingOptions, message
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import printable
 
 _KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_COPY_AGAIN = "Copy the file again from where the model came from."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,20 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read", why=str(error)) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read",
+            why=error.strerror,
+            hint="See that it is there and that you may read it.",
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read", why=printable(error), hint=_COPY_AGAIN
+        ) from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object", why=f"but {type(value).__name__}")
+        raise CheckpointError(
+            f"{path} holds no JSON object", why=f"but {type(value).__name__}", hint=_COPY_AGAIN
+        )
     return value
 
 
@@ -44,7 +56,11 @@ def id_tuple(value: object, path: Path) -> tuple[int, ...]:
     """
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise CheckpointError(f"{path}: eos_token_id is no token id", why=f"got {value!r}")
+        raise CheckpointError(
+            f"{path}: eos_token_id is no token id",
+            why=f"got {printable(repr(value))}",
+            hint="It is a whole number, or a list of them.",
+        )
     return tuple(ids)
 
 
@@ -69,6 +85,8 @@ def load_generation_config(model_path: Path) -> GenerationConfig:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
-            f"{path}: {key}: {message(first)}", why=f"got {first['input']!r}"
+            f"{path}: {key}: {message(first)}",
+            why=f"got {printable(repr(first['input']))}",
+            hint="Correct it there, or take it out: it only recommends how to sample.",
         ) from None
     return GenerationConfig(sampling, id_tuple(raw.get("eos_token_id"), path))

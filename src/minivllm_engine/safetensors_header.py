@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import printable
 
 _MAX_HEADER_BYTES = 100_000_000
 _COPY_AGAIN = "Copy the file again from where the model came from."
@@ -57,10 +58,14 @@ def read_header(file: Path) -> list[TensorEntry]:
             _check_length(file, size, length)
             raw = stream.read(length)
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read", why=error.strerror) from None
+        raise CheckpointError(
+            f"{file} cannot be read",
+            why=error.strerror,
+            hint="See that it is there and that you may read it.",
+        ) from None
     try:
         header = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _no_safetensors(file, "its header is not JSON") from None
     if not isinstance(header, dict):
         raise _no_safetensors(file, "its header is not a JSON object")
@@ -77,7 +82,7 @@ def _check_coverage(file: Path, entries: list[TensorEntry], data_begin: int, siz
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != at:
             kind = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
-            raise _no_safetensors(file, f"tensor {entry.name!r} {kind}")
+            raise _no_safetensors(file, f"tensor {printable(repr(entry.name))} {kind}")
         at = entry.end
     if size < at:
         raise _truncated(file, f"it has {size:,} bytes, its header asks for {at:,}")
@@ -97,16 +102,22 @@ def _check_length(file: Path, size: int, length: int) -> None:
 def _entry(file: Path, name: str, fields: Any, data_begin: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        valid = isinstance(dtype, str) and 0 <= begin <= end and all(dim >= 0 for dim in shape)
+        numbers = [begin, end, *shape]
+        valid = isinstance(dtype, str) and isinstance(fields["shape"], list)
+        valid = valid and all(type(number) is int and number >= 0 for number in numbers)
+        valid = valid and begin <= end
     except (KeyError, TypeError, ValueError):
         valid = False
     if not valid:
-        raise _no_safetensors(file, f"its header says {fields!r} of tensor {name!r}")
+        raise _no_safetensors(
+            file, f"its header says {printable(repr(fields))} of tensor {printable(repr(name))}"
+        )
     width = FLOAT_TYPES.get(dtype)
     if width is not None and math.prod(shape) * width != end - begin:
         raise _no_safetensors(
             file,
-            f"tensor {name!r} has {end - begin:,} bytes, which is not {dtype} of shape {list(shape)}",
+            f"tensor {printable(repr(name))} has {end - begin:,} bytes, "
+            f"which is not {dtype} of shape {printable(list(shape))}",
         )
     return TensorEntry(file, name, dtype, shape, data_begin + begin, data_begin + end)
 

@@ -15,6 +15,7 @@ from minivllm_engine.errors import CheckpointError, ConfigError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.printable import listed
 from minivllm_engine.safetensors_header import TensorEntry, read_header
 
 _BLOCK_SIZE = 64
@@ -81,6 +82,15 @@ def compare_logits(model: str | Path, file: str | Path, *, cast: bool = False) -
     )
 
 
+def check_stored_logits(file: str | Path, vocab_size: int) -> None:
+    """Is `file` of the form that `compare_logits` takes, for a model of this vocabulary?
+
+    Raises:
+        ConfigError: no, and why.
+    """
+    _read(Path(file).expanduser(), vocab_size)
+
+
 def _read(file: Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, str]:
     """The prompt [T], the logits [N, vocab_size] in fp32, and the type that they are stored in."""
     try:
@@ -103,18 +113,30 @@ def _read(file: Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, str]
         raise ConfigError(
             f"{file} does not belong to this model",
             why=f"its logits have {logits.shape[1]} columns, vocab_size is {vocab_size}",
+            hint="Use logits that were stored with the checkpoint that is converted.",
         )
     with safe_open(file, framework="pt", device="cpu") as tensors:
         prompt = tensors.get_tensor("input_ids").long()
         values = tensors.get_tensor("logits").float()
-    if prompt.min() < 0 or prompt.max() >= vocab_size or not values.isfinite().all():
-        raise ConfigError(f"{file} holds ids outside the vocabulary, or logits that are not finite")
+    wrong = int(((prompt < 0) | (prompt >= vocab_size)).sum())
+    if wrong:
+        raise ConfigError(
+            f"{file} holds {wrong} ids outside the vocabulary",
+            why=f"vocab_size is {vocab_size}, its ids are {int(prompt.min())} to {int(prompt.max())}",
+            hint="Use ids of the model's own tokenizer.",
+        )
+    wrong = int((~values.isfinite()).sum())
+    if wrong:
+        raise ConfigError(
+            f"{file} holds {wrong} logits that are not finite",
+            hint="Store the logits of a forward pass that succeeded.",
+        )
     return prompt, values, logits.dtype
 
 
 def _held(entries: Mapping[str, TensorEntry]) -> str:
     parts = [f"{name} {entry.dtype} {list(entry.shape)}" for name, entry in entries.items()]
-    return "it holds " + (", ".join(parts[:4]) or "nothing")
+    return "it holds " + (listed(parts) or "nothing")
 
 
 @torch.inference_mode()

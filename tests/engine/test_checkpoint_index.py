@@ -339,7 +339,7 @@ def test_vocabulary_and_embedding_that_disagree(tensors, tmp_path: Path) -> None
     message = message_of(tmp_path, ModelConfig.from_dir(tmp_path))
     assert "model.embed_tokens.weight is [320, 64]" in message
     assert "[400, 64] (vocab_size, hidden_size)" in message
-    assert "The embedding has 320 rows, vocab_size is 400." in message
+    assert "The embedding has 320 rows, vocab_size is 400: use the config.json" in message
 
 
 def test_layer_types_that_disagree_with_the_layers(tensors, tmp_path: Path) -> None:

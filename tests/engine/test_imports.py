@@ -14,6 +14,7 @@ ROOT = Path(minivllm_engine.__file__).parent
 # The layers of DESIGN in docs/architecture.md, from the bottom: a module imports from lines above it only.
 ORDER = [
     "errors",
+    "printable",
     "units",
     "grid",
     "config",
@@ -23,6 +24,7 @@ ORDER = [
     "generation_config",
     "config_reader",
     "rope_config",
+    "model_families",
     "model_config",
     "model_shapes",
     "random_weights",
@@ -30,6 +32,7 @@ ORDER = [
     "checkpoint_names",
     "safetensors_header",
     "shard_index",
+    "checkpoint_mismatch",
     "checkpoint_index",
     "device_memory",
     "nvidia_smi",

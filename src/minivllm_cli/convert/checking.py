@@ -1,6 +1,7 @@
 """`--check`: a finished conversion is read again and compared with its source."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,13 @@ from minivllm_cli.convert.planning import read_source
 from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.problems import ExitCode, Problem
 from minivllm_cli.settings import Settings
+from minivllm_engine.printable import printable
 from minivllm_engine.units import format_size
 
 if TYPE_CHECKING:
     from minivllm_engine.conversion import CheckReport
 
-_MOST_SHOWN = 50
+_MOST_SHOWN, _MOST_CHARACTERS = 50, 1000
 
 
 def check_target(
@@ -43,16 +45,30 @@ def check_target(
     number = len(report.differences)
     run.console.error(
         Problem(
-            f"{dst} has {number:,} difference{'' if number == 1 else 's'} from what {src} gives",
-            hint=f"minivllm convert-weights {src} {dst} --overwrite",
+            f"{dst} is incomplete: {number:,} tensors are left out by --allow-missing"
+            if all(found.kind == "incomplete" for found in report.differences)
+            else f"{dst} has {number:,} difference{'' if number == 1 else 's'} from what {src} gives",
+            hint=_remedy(report, src, dst),
         )
     )
     return ExitCode.CHECK_FAILED
 
 
+def _remedy(report: "CheckReport", src: Path, dst: Path) -> str:
+    again = f"minivllm convert-weights {{}} {shlex.quote(str(dst))} --overwrite"
+    if all(found.kind == "incomplete" for found in report.differences):
+        return f"convert a source that holds them: {again.format('SRC')}"
+    if all(found.kind == "refused" for found in report.differences):
+        return (
+            f"mend what the loader refuses, or convert again: {again.format(shlex.quote(str(src)))}"
+        )
+    return again.format(shlex.quote(str(src)))
+
+
 def _text(report: "CheckReport") -> str:
     lines = [
-        f"{found.kind.upper().replace('_', ' ')}  {found.name}  {found.detail}".rstrip()
+        f"{found.kind.upper().replace('_', ' ')}  {printable(found.name)}  "
+        f"{printable(found.detail, _MOST_CHARACTERS)}".rstrip()
         for found in report.differences[:_MOST_SHOWN]
     ]
     more = len(report.differences) - _MOST_SHOWN
@@ -60,7 +76,7 @@ def _text(report: "CheckReport") -> str:
         lines.append(f"... and {more:,} more (--json has all)")
     verdict = "no difference" if report.ok else f"{len(report.differences):,} differ"
     lines.append(
-        f"{report.num_tensors:,} tensors, {report.num_shards} files, "
+        f"{report.num_tensors:,} tensors, {report.num_shards} file{'' if report.num_shards == 1 else 's'}, "
         f"{format_size(report.num_bytes)}: {verdict}"
     )
     return "".join(line + "\n" for line in lines)

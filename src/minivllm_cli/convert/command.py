@@ -89,7 +89,7 @@ def register(app: typer.Typer) -> None:
 
         destination = check_destination(dst, plan.source, flags)
         if flags.verify_logits is not None:
-            check_logits_file(flags.verify_logits)
+            check_logits_file(run, flags.verify_logits, plan)
         if flags.overwrite:
             confirm_overwrite(run, destination, yes=flags.yes)
         from minivllm_cli.convert.converting import convert_source

@@ -1,6 +1,7 @@
 """A conversion: what it will take, the run itself, and what came out."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -70,7 +71,11 @@ def convert_source(
         }
         results.write_text(json.dumps(document, allow_nan=False) + "\n")
     elif code == ExitCode.OK:
-        results.write_text(f"{dst}\n")
+        if results.is_terminal:
+            results.write_text(f"{dst}\n")
+        else:
+            # A path need not be UTF-8, and whoever reads this opens it.
+            results.write(os.fsencode(dst) + b"\n")
     return code
 
 

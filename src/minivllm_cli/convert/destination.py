@@ -10,6 +10,7 @@ from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.problems import CliError
 from minivllm_engine.conversion import Source
 from minivllm_engine.conversion.destination import Destination, is_filled
+from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.units import format_size
 
 
@@ -33,6 +34,7 @@ def check_destination(dst: Path, source: Source, flags: ConvertFlags) -> Destina
     return destination
 
 
+@destination_errors()
 def confirm_overwrite(run: Invocation, destination: Destination, *, yes: bool) -> None:
     """Ask before DST, or what an earlier run left beside it, is replaced.
 

@@ -91,7 +91,7 @@ class ConvertFlags(OptionGroup):
             "--state-key",
             metavar="KEY",
             panel=_SOURCE,
-            help="The entry of a .pt file that holds the weights; dots for levels",
+            help="The entry of a .pt file that holds the weights; dots between levels",
         ),
     ] = None
     ema: Annotated[
@@ -111,7 +111,8 @@ class ConvertFlags(OptionGroup):
             "--mapping",
             metavar="FILE",
             panel=_MAPPING,
-            help="YAML of source pattern: target pattern, or null to drop; before the rules",
+            help="YAML lines of SOURCE: TARGET, or null to drop, before the rules. Names as the table prints "
+            "them; * is a segment, ** several, {0-2} numbers; filled in on the right",
         ),
     ] = None
     allow_unmatched: Annotated[
@@ -129,7 +130,7 @@ class ConvertFlags(OptionGroup):
             "--allow-missing",
             metavar="GLOB",
             panel=_MAPPING,
-            help="Do without these target tensors; repeatable",
+            help="Do without these target tensors; repeatable. What is incomplete is not loaded",
         ),
     ] = None
     dtype: Annotated[
@@ -190,9 +191,9 @@ def check_combination(flags: ConvertFlags, dst: Path | None) -> None:
         if wanted
     ]
     if len(modes) > 1:
-        raise CliError(f"{modes[0]} and {modes[1]} exclude each other")
+        raise CliError(f"{modes[0]} and {modes[1]} exclude each other", hint="one of them")
     if flags.resume and flags.overwrite:
-        raise CliError("--resume and --overwrite exclude each other")
+        raise CliError("--resume and --overwrite exclude each other", hint="one of them")
     if flags.yes and not flags.overwrite:
         raise CliError("-y answers the question of --overwrite", hint="--overwrite -y")
     if flags.ema and flags.state_key is not None:
@@ -225,10 +226,15 @@ def _check_mode(flags: ConvertFlags, mode: str | None) -> None:
             raise CliError(
                 f"{given[0]} does not go with --check",
                 why="the choices of a conversion are in DST's manifest",
+                hint=f"Leave {given[0]} out.",
             )
     elif mode is not None:
         # A dry run says whether DST could be written to.
         useless = verify if mode == "--dry-run" else verify | placing
         given = [name for name, typed in useless.items() if typed]
         if given:
-            raise CliError(f"{given[0]} does not go with {mode}", why=f"{mode} writes nothing")
+            raise CliError(
+                f"{given[0]} does not go with {mode}",
+                why=f"{mode} writes nothing",
+                hint="Leave one of them out.",
+            )

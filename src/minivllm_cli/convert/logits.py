@@ -5,23 +5,34 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli.command import Invocation
 from minivllm_cli.problems import CliError, ExitCode, Problem
-from minivllm_engine.conversion import Report
+from minivllm_engine.conversion import Plan, Report
 
 if TYPE_CHECKING:
     from minivllm_engine.stored_logits import LogitsReport
 
 
-def check_logits_file(file: Path) -> None:
-    """Before anything is converted: is there such a file?
+def check_logits_file(run: Invocation, file: Path, plan: Plan) -> None:
+    """Before anything is converted: can its result be compared with `file`?
 
     Raises:
-        CliError: no.
+        CliError: there is no such file, or the target will be incomplete.
+        ConfigError: `file` is not of the form needed, or belongs to another model.
     """
+    if plan.missing:
+        raise CliError(
+            f"--verify-logits needs a whole model, and {len(plan.missing)} tensors are left out",
+            why="--allow-missing makes an incomplete target, which cannot be run",
+            hint="Leave one of them out.",
+        )
     if not file.is_file():
         raise CliError(
             f"--verify-logits {file}: there is no such file",
             hint="safetensors with input_ids [T] and the logits [N, vocab_size] of the last N tokens",
         )
+    run.interrupts.activity = "looking at stored logits"
+    from minivllm_engine.stored_logits import check_stored_logits
+
+    check_stored_logits(file, plan.config["text_config"]["vocab_size"])
 
 
 def verify_logits(run: Invocation, dst: Path, file: Path, report: Report) -> "LogitsReport":

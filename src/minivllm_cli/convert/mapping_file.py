@@ -6,6 +6,7 @@ import yaml
 
 from minivllm_cli.config_file import Place, compose, read_text
 from minivllm_cli.problems import CliError, Problem
+from minivllm_engine.printable import printable
 
 _STRING, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _FORM = "layers.*.attn.in_prj.weight: layers.*.linear_attn.in_proj_z.weight"
@@ -42,7 +43,8 @@ def _wrong(
     if key.tag != _STRING or not key.value:
         return place.problem(key.start_mark, "a source pattern should be a name", _FORM)
     if key.value in pairs:
-        return place.problem(key.start_mark, f"{key.value} is there twice")
+        what = f"{printable(key.value)} is there twice"
+        return place.problem(key.start_mark, what, "one line for each source")
     if value.tag not in (_STRING, _NULL) or (value.value == "" and value.tag == _STRING):
         what = "a target should be a name, or null to drop the tensor"
         return place.problem(value.start_mark, what, _FORM)

@@ -10,7 +10,6 @@ from minivllm_cli.convert.destination import check_destination
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.mapping_file import read_mapping
 from minivllm_cli.convert.table import (
-    counted,
     output_width,
     plan_text,
     problem_lines,
@@ -19,8 +18,15 @@ from minivllm_cli.convert.table import (
 )
 from minivllm_cli.problems import CliError, ExitCode, Problem
 from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_source, plan_conversion
+from minivllm_engine.conversion.problems import not_covered
 from minivllm_engine.conversion.source import Source
+from minivllm_engine.printable import printable
 from minivllm_engine.units import format_size, parse_size
+
+# Characters of a step of `--explain`.
+_MOST = 1000
+# Problems that a conversion shows before it gives up.
+_MOST_PROBLEMS = 50
 
 
 def read_source(run: Invocation, flags: ConvertFlags, src: Path) -> Source:
@@ -76,20 +82,26 @@ def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None
         raise CliError(
             f"{dst} needs {format_size(needs.disk)} of disk",
             why=f"{format_size(needs.disk_free)} are free there",
+            hint="Free some space, or give a directory on another disk.",
         )
     return ExitCode.OK
 
 
 def report_problems(run: Invocation, plan: Plan) -> int:
     """What forbids a conversion, on stderr; exit code 5."""
-    for line in (*problem_lines(plan.problems, output_width(run.console.live)), *totals(plan)):
+    lines = problem_lines(plan.problems[:_MOST_PROBLEMS], output_width(run.console.live))
+    more = len(plan.problems) - _MOST_PROBLEMS
+    if more > 0:
+        lines.append(f"... and {more:,} more: --dry-run shows all")
+    for line in (*lines, *totals(plan)):
         run.console.note(line)
     run.console.error(_not_covered(plan))
     return ExitCode.CHECK_FAILED
 
 
 def _not_covered(plan: Plan) -> Problem:
-    return Problem(f"{', '.join(counted(plan.problems))}; nothing written")
+    error = not_covered(plan)
+    return Problem(error.what, hint=error.hint)
 
 
 def explain_tensor(plan: Plan, name: str, *, as_json: bool) -> int:
@@ -113,10 +125,10 @@ def explain_tensor(plan: Plan, name: str, *, as_json: bool) -> int:
         return ExitCode.OK
     width = output_width(results.is_terminal)
     for one in found:
-        lines = [f"{one.name} ({one.side})"]
+        lines = [f"{printable(one.name)} ({one.side})"]
         room = max(len(step.rule) for step in one.steps) + 4
         for step in one.steps:
-            first, *rest = wrapped(step.text, width and width - room)
+            first, *rest = wrapped(printable(step.text, _MOST), width and width - room)
             lines.append(f"  {step.rule}".ljust(room) + first)
             lines += [" " * room + line for line in rest]
         results.write_text(strip_controls("".join(line + "\n" for line in lines)))
@@ -145,7 +157,9 @@ def _shard_size(text: str) -> int:
     try:
         size = parse_size(text)
     except ValueError as error:
-        raise CliError(f"--max-shard-size {text}: {error}") from None
+        raise CliError(f"--max-shard-size {text}: {error}", hint="--max-shard-size 5GB") from None
     if size < 1:
-        raise CliError(f"--max-shard-size {text}: a file needs a byte at least")
+        raise CliError(
+            f"--max-shard-size {text}: a file needs a byte at least", hint="--max-shard-size 5GB"
+        )
     return size

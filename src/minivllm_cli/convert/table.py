@@ -1,7 +1,6 @@
 """A plan as text: the mapping table, what is wrong, totals and needs, in the width that there is."""
 
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -9,16 +8,9 @@ from pathlib import Path
 from textwrap import wrap
 
 from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
+from minivllm_engine.conversion.problems import counted
+from minivllm_engine.printable import printable
 from minivllm_engine.units import format_size
-
-_KINDS = {
-    "unmatched": "unmatched",
-    "missing": "missing",
-    "wrong_shape": "of a wrong shape",
-    "two_sources": "with two sources",
-    "ambiguous": "ambiguous",
-    "layers": "layers in contradiction",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +67,14 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
     room = max(map(len, labels), default=0) + 2
     lines: list[str] = []
     for label, problem in zip(labels, problems, strict=True):
-        parts = [f"{label:<{room}}{problem.name}"]
+        parts = [f"{label:<{room}}{printable(problem.name)}"]
         if problem.detail:
             # A sentence: on a terminal it may go over several lines.
             parts += wrapped(problem.detail, width and width - room)
         elif problem.kind == "missing":
             parts.append("no source")
-        parts += [f"nearest: {name} ({_edits(n)})" for name, n in problem.nearest[:1]]
-        parts += [f"or {name} ({_edits(n)})" for name, n in problem.nearest[1:]]
+        near = [f"{printable(name)} ({_edits(n)})" for name, n in problem.nearest]
+        parts += [f"nearest: {name}" for name in near[:1]] + [f"or {name}" for name in near[1:]]
         lines += _fill(parts, width, gap="   ", indent=" " * room)
     return lines
 
@@ -96,19 +88,15 @@ def totals(plan: Plan) -> list[str]:
     parts += counted(plan.problems)
     files = f"{len(plan.shards)} file{'s' if len(plan.shards) != 1 else ''}"
     free = "" if plan.needs.disk_free is None else f" (free {format_size(plan.needs.disk_free)})"
+    out = format_size(plan.bytes_out)
+    if plan.bytes_head:
+        # Headers do not tell; what is needed counts the larger.
+        out += f" (or {format_size(plan.bytes_out + plan.bytes_head)}, if the head is not the embedding)"
     return [
         " · ".join(parts),
-        f"in {format_size(plan.bytes_in)} → out {format_size(plan.bytes_out)} in {files}",
+        f"in {format_size(plan.bytes_in)} → out {out} in {files}",
         f"disk needed {format_size(plan.needs.disk)}{free} · peak RAM {format_size(plan.needs.ram)}",
     ]
-
-
-def counted(problems: Iterable[Problem]) -> list[str]:
-    """How many tensors each kind of problem concerns: ["1 unmatched", "2 missing"]."""
-    counts: Counter[str] = Counter()
-    for problem in problems:
-        counts[problem.kind] += problem.count
-    return [f"{counts[kind]:,} {words}" for kind, words in _KINDS.items() if counts[kind]]
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
@@ -138,7 +126,8 @@ def _cells(row: Row) -> _Cells:
     target = braces(row.targets) if row.targets else f"(dropped: rule {row.rule})"
     dtype = f"{row.dtype} kept" if row.kept else row.dtype or "–"
     op = row.op if row.targets else "–"
-    return _Cells(f"{row.count:,}", row.source, target, op, dtype, format_size(row.num_bytes))
+    source = printable(row.source)
+    return _Cells(f"{row.count:,}", source, target, op, dtype, format_size(row.num_bytes))
 
 
 def _edits(count: int) -> str:

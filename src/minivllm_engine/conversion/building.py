@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from minivllm_engine.conversion.destination import INDEX, MANIFEST, STATE
+from minivllm_engine.checkpoint_mismatch import MANIFEST
+from minivllm_engine.conversion.destination import INDEX, STATE
 from minivllm_engine.conversion.durable import write_durably, write_json
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.manifest import (
@@ -20,7 +21,8 @@ from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Cast, ShardReport
 from minivllm_engine.conversion.verifying import Verifier, sample_of
 from minivllm_engine.conversion.writing import ShardWriter
-from minivllm_engine.errors import ConversionError
+from minivllm_engine.errors import CheckpointError, ConversionError
+from minivllm_engine.printable import printable
 from minivllm_engine.units import format_size
 
 
@@ -84,7 +86,7 @@ class TargetBuilder:
     def write_side_files(self) -> None:
         write_json(self._directory / "config.json", self._plan.config)
         for file in self._plan.source.side_files:
-            write_durably(self._directory / file.name, file.read_bytes())
+            write_durably(self._directory / file.name, _content_of(file))
 
     def verify(self, how: str) -> int:
         """The number of source tensors compared.
@@ -102,7 +104,7 @@ class TargetBuilder:
         differences = verifier.header_differences + verifier.compare(names, counter)
         if differences:
             write_state(self._directory, self._word, ())
-            lines = [f"{d.name}: {d.detail}" for d in differences[:4]]
+            lines = [f"{printable(d.name)}: {d.detail}" for d in differences[:4]]
             raise ConversionError(
                 f"{len(differences)} differences between what was written and the source",
                 why="\n".join(lines),
@@ -143,6 +145,17 @@ def index_content(plan: Plan) -> dict[str, Any]:
         "metadata": {"total_size": plan.bytes_out},
         "weight_map": dict(sorted(weight_map.items())),
     }
+
+
+def _content_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"{file} cannot be read",
+            why=error.strerror,
+            hint="See that it is there and that you may read it.",
+        ) from None
 
 
 def _check_space(plan: Plan, directory: Path, missing: int) -> None:

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
+from minivllm_engine.checkpoint_mismatch import MANIFEST
 from minivllm_engine.conversion.building import index_content
 from minivllm_engine.conversion.destination import INDEX
+from minivllm_engine.conversion.file_errors import reading_errors
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.head import settle_head
 from minivllm_engine.conversion.manifest import manifest_options, read_manifest
@@ -21,6 +24,7 @@ from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.conversion.verifying import Verifier
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import read_json_object
+from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.shard_index import read_shard_index
 
 
@@ -51,6 +55,7 @@ class CheckReport:
         }
 
 
+@reading_errors()
 def check(
     source: Source, dst: str | Path, *, progress: Callable[[Progress], None] | None = None
 ) -> CheckReport:
@@ -64,7 +69,7 @@ def check(
     """
     dst = Path(dst).expanduser()
     manifest = read_manifest(dst)
-    plan = plan_conversion(source, manifest_options(manifest))
+    plan = plan_conversion(source, manifest_options(manifest, dst / MANIFEST))
     with one_thread(), TensorReader.of(source) as reader:
         plan = settle_head(plan, dst, reader, progress)
         if not plan.ok:
@@ -74,7 +79,25 @@ def check(
         counter = Counter(progress, "check", len(plan.shards), verifier.num_bytes(verifier.names))
         differences += verifier.header_differences
         differences += verifier.compare(verifier.names, counter)
+        differences += _not_loadable(plan, dst, found_wrong=bool(differences))
     return CheckReport(len(plan.shards), len(plan.targets), plan.bytes_out, tuple(differences))
+
+
+def _not_loadable(plan: Plan, dst: Path, *, found_wrong: bool) -> Iterator[Difference]:
+    """What is as it was made to be, and will not be loaded all the same.
+
+    Args:
+        found_wrong: something differs already, which the loader would only say again.
+    """
+    for name in plan.missing:
+        yield Difference("incomplete", name, "left out by --allow-missing: it will not be loaded")
+    if plan.missing or found_wrong:
+        return
+    try:
+        CheckpointIndex.open(resolve_model(dst)).check(ModelConfig.from_dir(dst))
+    except CheckpointError as error:
+        why = error.why.splitlines()[0] if error.why else ""
+        yield Difference("refused", dst.name, f"{error.what}: {why}" if why else error.what)
 
 
 def _compare_files(

@@ -7,6 +7,8 @@ from typing import Any
 from minivllm_engine.config_reader import ConfigReader
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.model_families import refuse_foreign
+from minivllm_engine.printable import printable
 
 # No reader of the family knows fp64 as the type of a model.
 _LONG_DTYPES = {"fp64": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -42,7 +44,8 @@ def adapt_config(content: Mapping[str, Any], source: str, styles: frozenset[str]
     """A config that `ModelConfig` reads, from that of another producer.
 
     Raises:
-        CheckpointError: a setting of Flash Linear Attention that this family has not.
+        CheckpointError: a setting of Flash Linear Attention that this family has not, or a config that
+            says to be one of another architecture.
     """
     text = content.get("text_config", content)
     if "fla" in styles and isinstance(text, Mapping) and "linear_num_key_heads" not in text:
@@ -117,6 +120,7 @@ def _rope_parameters(reader: ConfigReader, config: ModelConfig) -> dict[str, Any
 
 def _from_fla(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     reader = ConfigReader(content, source)
+    refuse_foreign(reader)
     _refuse_fla_settings(reader)
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "head_dim")
     missing = [key for key in needed if content.get(key) is None]
@@ -164,7 +168,11 @@ def _fla_intermediate_size(reader: ConfigReader, hidden: int) -> int:
 
 def _refuse_fla_settings(reader: ConfigReader) -> None:
     if reader.get("attn") is not None:
-        raise CheckpointError(f"{reader.source}: attn is set", why=_NO_ATTENTION)
+        raise CheckpointError(
+            f"{reader.source}: attn is set",
+            why=_NO_ATTENTION,
+            hint="Only models whose layers are all Gated DeltaNet can be converted from FLA.",
+        )
     wrong = (
         ("allow_neg_eigval", reader.get("allow_neg_eigval") is True, "negative eigenvalues"),
         ("use_gate", reader.get("use_gate") is False, "an output without a gate"),
@@ -185,8 +193,9 @@ def _refuse_fla_settings(reader: ConfigReader) -> None:
     for key, is_wrong, what in wrong:
         if is_wrong:
             raise CheckpointError(
-                f"{reader.source}: {key} is {reader.get(key)!r}",
+                f"{reader.source}: {key} is {printable(repr(reader.get(key)))}",
                 why=f"{what}: Gated DeltaNet layers of this family have no such thing",
+                hint="Use a model that was trained without it.",
             )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from minivllm_engine.conversion.building import TargetBuilder
 from minivllm_engine.conversion.destination import Destination, is_filled, remove_checkpoint
+from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.head import settle_head
 from minivllm_engine.conversion.manifest import FinishedShard, fingerprint, read_manifest
@@ -21,6 +22,7 @@ from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.errors import CheckpointError, ConversionError
 
 
+@destination_errors()
 def convert(
     plan: Plan,
     dst: str | Path,
@@ -33,7 +35,8 @@ def convert(
 ) -> Report:
     """Write the target of `plan` to `dst`: built in `dst`.partial, renamed when it is complete.
 
-    An exception (KeyboardInterrupt too, which passes through) leaves `dst`.partial for `resume`.
+    An exception (KeyboardInterrupt too, which passes through) leaves `dst`.partial for `resume`, but for
+    "non_finite", which removes it.
 
     Args:
         resume: skip the shards in `dst`.partial whose hash is right; a `dst` that this very
@@ -67,7 +70,7 @@ def convert(
             return _already_there(plan, destination, word, progress, notes, started)
         if overwrite and not resume:
             remove_checkpoint(destination.partial)
-        with destination.building() as directory, _disk_errors(directory):
+        with destination.building() as directory, _left_behind(directory):
             builder = TargetBuilder(plan, directory, reader, word, progress)
             finished, resumed = builder.write_shards()
             builder.write_side_files()
@@ -139,22 +142,37 @@ def _already_there(
 
 
 @contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
-    """Errors of the file system as errors a user can act on; half a file is not left behind."""
+def _left_behind(directory: Path) -> Iterator[None]:
+    """What a failure leaves in `directory`: nothing that no run could go on with, and no half file.
+
+    Errors of the file system become errors that a user can act on.
+    """
     try:
         yield
+    except ConversionError as error:
+        if error.code == "non_finite":
+            # It would be the same the next time, and a source that is corrected is another one.
+            remove_checkpoint(directory)
+        raise
     except OSError as error:
         for half in directory.glob("*.tmp"):
             half.unlink()
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise ConversionError(
-            f"the disk of {directory} is full" if full else f"{directory} cannot be written",
-            why=error.strerror,
-            hint="Free some space, then run again with --resume: finished shards are kept."
-            if full
-            else None,
-            code="write_failed",
-        ) from None
+        raise _disk_error(directory, error) from None
+
+
+def _disk_error(directory: Path, error: OSError) -> ConversionError:
+    what = f"{directory} cannot be written"
+    hint = "Mend that, then run again with --resume: finished shards are kept."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"the disk of {directory} is full"
+        hint = "Free some space, then run again with --resume: finished shards are kept."
+    elif error.errno == errno.EFBIG:
+        what = f"a file in {directory} cannot become as large as it has to"
+        hint = (
+            "Raise the limit of file sizes (ulimit -f), then run again with --resume; or start again "
+            "with a smaller --max-shard-size and --overwrite."
+        )
+    return ConversionError(what, why=error.strerror, hint=hint, code="write_failed")
 
 
 def _merged(finished: list[FinishedShard]) -> tuple[Cast, ...]:

@@ -7,18 +7,21 @@ overwritten one makes way. Nothing is deleted here that is not a file of a check
 import fcntl
 import fnmatch
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from minivllm_engine.checkpoint_mismatch import MANIFEST
 from minivllm_engine.conversion.durable import sync_directory
+from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.conversion.plan import partial_path
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
 from minivllm_engine.errors import ConversionError
+from minivllm_engine.printable import listed
 
-MANIFEST = "minivllm_manifest.json"
 STATE = ".conversion.json"
 INDEX = "model.safetensors.index.json"
 
@@ -48,12 +51,15 @@ class Destination:
         path = Path(os.path.realpath(Path(dst).expanduser()))
         return cls(path, partial_path(path), path.with_name(path.name + ".replaced"))
 
+    @destination_errors()
     def check(self, source: Source, *, resume: bool, overwrite: bool) -> None:
         """
         Raises:
             ConversionError: "destination": something is there, or it is where the source is.
         """
         _keep_apart(self, source)
+        _check_places(self)
+        _check_writable(self.partial)
         if self.path.exists() and not self.path.is_dir():
             raise _wrong(f"{self.path} is a file", hint="Give the path of a new directory.")
         if overwrite:
@@ -81,12 +87,19 @@ class Destination:
             self.partial.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.partial, os.O_RDONLY)
         except OSError as error:
-            raise _wrong(f"{self.partial} cannot be made", why=error.strerror) from None
+            raise _wrong(
+                f"{self.partial} cannot be made",
+                why=error.strerror,
+                hint="Give a directory in a place where you may write.",
+            ) from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise _wrong(f"another conversion is writing to {self.partial}") from None
+                raise _wrong(
+                    f"another conversion is writing to {self.partial}",
+                    hint="Wait until it is finished, or give another directory.",
+                ) from None
             except OSError as error:
                 raise _wrong(
                     f"{self.partial} cannot be locked",
@@ -98,6 +111,8 @@ class Destination:
             yield self.partial
         finally:
             os.close(descriptor)
+            if self.partial.is_dir() and not is_filled(self.partial):
+                self.partial.rmdir()
 
     def publish(self) -> None:
         """Put the partial directory in its place; what was there goes."""
@@ -145,13 +160,53 @@ def _check_removable(directory: Path) -> None:
     if strange:
         raise _wrong(
             f"{directory} is not overwritten: it holds what is no file of a checkpoint",
-            why=", ".join(strange[:4]) + (" ..." if len(strange) > 4 else ""),
+            why=listed(strange),
             hint="Give another directory, or empty this one yourself.",
         )
 
 
 def _is_of_a_checkpoint(name: str) -> bool:
     return is_licence(name) or any(fnmatch.fnmatchcase(name, known) for known in _OF_A_CHECKPOINT)
+
+
+def _check_places(destination: Destination) -> None:
+    """Can all three names be had there?"""
+    for place in (destination.path, destination.partial, destination.replaced):
+        try:
+            is_link = stat.S_ISLNK(place.lstat().st_mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _wrong(
+                f"{place} cannot be made",
+                why=error.strerror,
+                hint="Give a directory in a place where you may write, with a shorter name.",
+            ) from None
+        if place == destination.path and is_link:
+            # Links were followed: what is left is one in a circle.
+            raise _wrong(
+                f"{place} is a link in a circle",
+                why=f"it leads to {os.readlink(place)}",
+                hint="Give another directory.",
+            )
+        if place != destination.path and not place.is_dir():
+            raise _wrong(
+                f"{place} is a file, and a directory of that name is needed",
+                hint="Give another directory, or move that file.",
+            )
+
+
+def _check_writable(path: Path) -> None:
+    """May something be made at `path`?"""
+    parent = path.parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise _wrong(
+            f"{path} cannot be made",
+            why=f"nothing may be written to {parent}",
+            hint="Give a directory in a place where you may write.",
+        )
 
 
 def _keep_apart(destination: Destination, source: Source) -> None:
@@ -166,5 +221,5 @@ def _keep_apart(destination: Destination, source: Source) -> None:
             raise _wrong(f"the source {src} lies inside {path}", hint="Give another directory.")
 
 
-def _wrong(what: str, *, why: str | None = None, hint: str | None = None) -> ConversionError:
+def _wrong(what: str, *, why: str | None = None, hint: str) -> ConversionError:
     return ConversionError(what, why=why, hint=hint, code="destination")

@@ -19,7 +19,8 @@ def write_durably(file: Path, content: bytes) -> None:
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_durably(file, text.encode())
+    # A path need not be UTF-8; what Python has for its bytes is escaped as JSON has it: \udcff.
+    write_durably(file, text.encode("utf-8", "backslashreplace"))
 
 
 def sync_directory(path: Path) -> None:

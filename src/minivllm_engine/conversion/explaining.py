@@ -9,6 +9,7 @@ from minivllm_engine.conversion.plan import Piece, Plan, Rows, TargetTensor
 from minivllm_engine.conversion.styles import find_rule
 from minivllm_engine.conversion.targets import SHORT_DTYPES
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import listed, printable
 from minivllm_engine.safetensors_header import TensorEntry
 
 
@@ -47,9 +48,11 @@ def explain(plan: Plan, name: str) -> tuple[Explanation, ...]:
     if not found:
         close = difflib.get_close_matches(name, [*entries, *targets], n=3, cutoff=0.6)
         raise CheckpointError(
-            f"no tensor is called {name}",
+            f"no tensor is called {printable(name)}",
             why=f"{plan.source.path} holds {len(entries)} tensors",
-            hint=f"Nearest: {', '.join(dict.fromkeys(close))}" if close else None,
+            hint=f"Nearest: {listed(dict.fromkeys(close))}"
+            if close
+            else "--dry-run lists all names.",
         )
     return tuple(found)
 

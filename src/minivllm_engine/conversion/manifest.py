@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine import __version__
-from minivllm_engine.conversion.destination import MANIFEST, STATE
+from minivllm_engine.checkpoint_mismatch import MANIFEST
+from minivllm_engine.conversion.destination import STATE, is_filled
 from minivllm_engine.conversion.durable import write_json
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.options import ConvertOptions
-from minivllm_engine.conversion.plan import MAPPING, Plan
+from minivllm_engine.conversion.plan import MAPPING, Plan, partial_path
 from minivllm_engine.conversion.report import Cast, ShardReport
-from minivllm_engine.errors import CheckpointError
+from minivllm_engine.errors import CheckpointError, ConfigError
 from minivllm_engine.generation_config import read_json_object
+from minivllm_engine.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ def manifest_content(
         "options": plan.options.to_json(),
         "fingerprint": word,
         "source": sources,
+        # Not empty: incomplete, made with --allow-missing; no engine loads it.
+        "missing": list(plan.missing),
         "counts": {
             "read": plan.num_used,
             "written": len(plan.targets),
@@ -130,19 +135,62 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     file = directory / MANIFEST
     if not file.is_file():
         raise CheckpointError(
-            f"{directory} has no {MANIFEST}",
+            f"{directory} has no {MANIFEST}"
+            if directory.is_dir()
+            else f"{directory} is no directory that convert-weights has written",
             why="only what convert-weights has written can be checked against its source",
+            hint=_how_to_make(directory),
         )
     manifest = read_json_object(file)
-    if manifest.get("kind") != "manifest" or not isinstance(manifest.get("shards"), list):
-        raise CheckpointError(f"{file} is not a manifest of convert-weights")
+    shards = manifest.get("shards")
+    if manifest.get("kind") != "manifest" or not (
+        isinstance(shards, list) and all(map(_is_shard, shards))
+    ):
+        raise CheckpointError(
+            f"{file} is not a manifest of convert-weights",
+            hint=f"Convert again: {_command(directory)} --overwrite",
+        )
     return manifest
 
 
-def manifest_options(manifest: Mapping[str, Any]) -> ConvertOptions:
-    """The options that a conversion was made with."""
-    given = dict(manifest["options"])
-    given["renames"] = tuple((source, target) for source, target in given["renames"])
-    for key in ("allow_unmatched", "allow_missing"):
-        given[key] = tuple(given[key])
-    return ConvertOptions(**given)
+def _is_shard(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("name"), str)
+        and isinstance(value.get("sha256"), str)
+        and isinstance(value.get("bytes"), int)
+    )
+
+
+def _how_to_make(directory: Path) -> str:
+    if partial_path(directory).is_dir():
+        return f"{partial_path(directory)} is there, unfinished: {_command(directory)} --resume"
+    again = " --overwrite" if is_filled(directory) else ""
+    return f"Convert first: {_command(directory)}{again}"
+
+
+def _command(directory: Path) -> str:
+    return f"minivllm convert-weights SRC {shlex.quote(str(directory))}"
+
+
+def manifest_options(manifest: Mapping[str, Any], file: Path) -> ConvertOptions:
+    """The options that a conversion was made with.
+
+    Args:
+        file: where `manifest` was read, for the error.
+
+    Raises:
+        CheckpointError: it does not have them as this program writes them.
+    """
+    try:
+        given = dict(manifest["options"])
+        given["renames"] = tuple((source, target) for source, target in given["renames"])
+        for key in ("allow_unmatched", "allow_missing"):
+            given[key] = tuple(given[key])
+        return ConvertOptions(**given)
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(
+            f"{file} does not say how it was converted",
+            why=f"its options cannot be read: {printable(str(error))}",
+            hint=f"Convert again: {_command(file.parent)} --overwrite",
+        ) from None

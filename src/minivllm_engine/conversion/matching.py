@@ -1,21 +1,27 @@
 """Every source tensor matched with its rule, and every target with its sources: the coverage rule."""
 
+import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minivllm_engine.checkpoint_index import HEAD
-from minivllm_engine.checkpoint_names import bare_name
+from minivllm_engine.checkpoint_mismatch import is_beyond, layers_of
+from minivllm_engine.checkpoint_names import HEAD, bare_name
 from minivllm_engine.checkpoint_rules import CANONICAL, FOREIGN, PROTECTED, TensorRule
+from minivllm_engine.conversion import remedies
 from minivllm_engine.conversion.layouts import Layouts
-from minivllm_engine.conversion.naming import NamedTensor, matches
+from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Dropped, Piece, Problem
 from minivllm_engine.conversion.problems import grouped, pattern_of
 from minivllm_engine.conversion.styles import find_rule
+from minivllm_engine.printable import printable
 
-_KNOWN_NAMES = [
-    f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor for rule in (*CANONICAL, *FOREIGN)
-]
+_KNOWN_NAMES = {
+    f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor: rule
+    for rule in (*FOREIGN, *CANONICAL)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ def match_tensors(
     found: list[Match] = []
     dropped: list[Dropped] = []
     unmatched: list[tuple[str, str]] = []
-    misshapen: list[tuple[str, str]] = []
+    misshapen: list[tuple[str, str, tuple[int, ...], tuple[int, ...]]] = []
     wrong_layers = _layer_problems(tensors, layouts)
     for tensor in tensors:
         entry, layer = tensor.entry, tensor.bare.layer
@@ -63,19 +69,20 @@ def match_tensors(
                 unmatched.append((entry.name, _why_unmatched(rule, layer, layouts)))
             continue
         if entry.shape != shape:
-            misshapen.append(
-                (entry.name, f"is {list(entry.shape)}, config.json asks for {list(shape)}")
-            )
+            target = layouts.target_name(rule.blocks[0], layer)
+            misshapen.append((entry.name, target, entry.shape, shape))
         found.append(Match(tensor, rule, tuple(layouts.pieces(rule, entry.name, layer))))
+    uncovered = _uncovered(found, layouts, options, tied, set(wrong_layers), unmatched)
     problems = [*wrong_layers.values()]
     problems += grouped(
         "unmatched",
         unmatched,
-        nearest_in=_KNOWN_NAMES,
+        nearest_in=list(_KNOWN_NAMES),
         look_up=lambda name: pattern_of(str(bare_name(name))),
+        remedy=lambda problem: remedies.for_unmatched(problem, _lacking(uncovered, layouts)),
     )
-    problems += grouped("wrong_shape", misshapen)
-    problems += _uncovered(found, layouts, options, tied, set(wrong_layers), unmatched)
+    problems += _wrong_shapes(misshapen)
+    problems += uncovered
     return Matching(tuple(found), tuple(dropped), tuple(problems))
 
 
@@ -84,11 +91,26 @@ def is_protected(rule: TensorRule) -> bool:
 
 
 def _why_unmatched(rule: TensorRule | None, layer: int | None, layouts: Layouts) -> str:
-    if rule is None:
-        return ""
-    if layer is not None and layer >= layouts.config.num_hidden_layers:
-        return f"config.json has {layouts.config.num_hidden_layers} layers"
-    return "config.json has no such part"
+    if is_beyond(layer, layouts.config):
+        return layers_of(layouts.config)
+    return "" if rule is None else "config.json has no such part"
+
+
+def _wrong_shapes(
+    found: Iterable[tuple[str, str, tuple[int, ...], tuple[int, ...]]],
+) -> list[Problem]:
+    """Of (name, first target, shape, shape that the config asks for) of each such tensor."""
+    by_remedy: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for name, target, shape, wanted in found:
+        detail = f"is {printable(list(shape))}, config.json asks for {list(wanted)}"
+        if remedies.is_flat_convolution(target, shape, wanted):
+            detail += ": where the third dimension was would tell how norms are stored"
+        by_remedy[remedies.for_wrong_shape(target, shape, wanted)].append((name, detail))
+    return [
+        problem
+        for remedy, named in by_remedy.items()
+        for problem in grouped("wrong_shape", named, remedy=lambda _, text=remedy: text)  # type: ignore[misc]
+    ]
 
 
 def _layer_problems(tensors: list[NamedTensor], layouts: Layouts) -> dict[int | None, Problem]:
@@ -108,6 +130,7 @@ def _layer_problems(tensors: list[NamedTensor], layouts: Layouts) -> dict[int | 
                 "layers",
                 f"model.layers.{layer}",
                 detail=f"holds {words}, config.json says {_KIND_WORDS[wanted]}",
+                remedy=f"{remedies.OTHER_CONFIG}, or correct its layer_types",
             )
     return problems
 
@@ -129,19 +152,39 @@ def _uncovered(
         for piece in match.pieces:
             pieces[piece.target].append(piece)
     missing: list[tuple[str, str]] = []
-    twice: list[tuple[str, str]] = []
+    partial: list[tuple[str, str]] = []
+    twice: list[Problem] = []
     skipped = tuple(f"model.layers.{layer}." for layer in wrong_layers)
     for name, shape in layouts.expected.items():
         if (tied and name == HEAD) or name.startswith(skipped or "\0"):
             continue
         holes, overlaps = _gaps(pieces[name], shape[0])
         if overlaps:
-            twice.append((name, f"given by {' and by '.join(overlaps)}"))
-        elif holes and (pieces[name] or not matches(name, options.allow_missing)):
-            detail = "" if not pieces[name] else f"rows {_spans(holes)} have no source"
-            missing.append((name, detail or _why_missing(name)))
-    strays = [pattern_of(bare_name(name).canonical) for name, _ in unmatched]
-    return [*grouped("two_sources", twice), *grouped("missing", missing, nearest_in=strays)]
+            detail = f"given by {' and by '.join(map(printable, overlaps))}"
+            remedy = remedies.for_two_sources(overlaps[-1])
+            twice.append(Problem("two_sources", name, detail=detail, remedy=remedy))
+        elif holes and pieces[name]:
+            partial.append((name, f"rows {_spans(holes)} have no source"))
+        elif holes and not matches(name, options.allow_missing):
+            missing.append((name, _why_missing(name)))
+    strays = [pattern_of(bare_name(name).canonical) for name, detail in unmatched if not detail]
+    return [
+        *twice,
+        *grouped("missing", missing, nearest_in=strays, remedy=remedies.for_missing),
+        *grouped("missing", partial, remedy=lambda _: "a source that holds all of its parts"),
+    ]
+
+
+def _lacking(uncovered: list[Problem], layouts: Layouts) -> set[str]:
+    """Known names of tensors that would give something of a target without a source."""
+    without = {pattern_of(p.name) for p in uncovered if p.kind == "missing"}
+    without = {re.sub(r"\{[^}]*\}", "*", pattern) for pattern in without}
+    return {
+        name
+        for name, rule in _KNOWN_NAMES.items()
+        for block in rule.blocks
+        if pattern_of(layouts.target_name(block, 0 if rule.in_layer else None)) in without
+    }
 
 
 def _why_missing(name: str) -> str:

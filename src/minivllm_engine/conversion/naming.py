@@ -1,6 +1,5 @@
 """The names of a source's tensors, followed through wrappers, roots, renames and run-time names."""
 
-import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from minivllm_engine.checkpoint_names import (
     without_roots,
     without_wrappers,
 )
+from minivllm_engine.conversion.patterns import as_regex, filled
 from minivllm_engine.safetensors_header import TensorEntry
 
 # A mixer that holds one of these is a Gated DeltaNet.
@@ -37,21 +37,38 @@ class NamedTensor:
     renamed_by: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Rename:
+    """as_stored: the pattern matches names of the file, and so is meant for these alone."""
+
+    source: str
+    expression: re.Pattern[str]
+    target: str | None
+    as_stored: bool
+
+    def match(self, stored: str, bare: str) -> re.Match[str] | None:
+        """stored: a name as it is in the file; bare: without wrappers and roots."""
+        spellings = [stored]
+        if not self.as_stored:
+            spellings += [without_wrappers(stored), bare, split_layer(bare).canonical]
+        found = (self.expression.fullmatch(spelling) for spelling in spellings)
+        return next(filter(None, found), None)
+
+
 def name_tensors(
     entries: Iterable[TensorEntry], renames: tuple[tuple[str, str | None], ...]
 ) -> list[NamedTensor]:
     """Follow every name. `renames`: see `ConvertOptions.renames`."""
-    patterns = [(source, re.compile(_as_regex(source)), target) for source, target in renames]
+    entries = list(entries)
+    patterns = []
+    for source, target in renames:
+        expression = as_regex(source)
+        as_stored = any(expression.fullmatch(entry.name) for entry in entries)
+        patterns.append(_Rename(source, expression, target, as_stored))
     return _without_mixers([_named(entry, patterns) for entry in entries])
 
 
-def matches(name: str, globs: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
-
-
-def _named(
-    entry: TensorEntry, renames: list[tuple[str, re.Pattern[str], str | None]]
-) -> NamedTensor:
+def _named(entry: TensorEntry, renames: list[_Rename]) -> NamedTensor:
     steps: list[tuple[str, str]] = []
     name = entry.name
     for rule, change in (("wrapper", without_wrappers), ("root", without_roots)):
@@ -60,23 +77,18 @@ def _named(
             steps.append((rule, changed))
             name = changed
     renamed_by = None
-    for source, pattern, target in renames:
-        match = pattern.fullmatch(name)
+    for rename in renames:
+        match = rename.match(entry.name, name)
         if match is None:
             continue
-        if target is None:
-            return NamedTensor(entry, split_layer(name), tuple(steps), "rename", source)
-        parts = iter(match.groups())
-        name = re.sub(r"\*", lambda _, parts=parts: next(parts), target)  # type: ignore[misc]
+        if rename.target is None:
+            return NamedTensor(entry, split_layer(name), tuple(steps), "rename", rename.source)
+        name = without_roots(filled(rename.target, match.groups()))
         steps.append(("rename", name))
-        renamed_by = source
+        renamed_by = rename.source
         break
     bare = split_layer(name)
     return NamedTensor(entry, bare, tuple(steps), skip_rule(bare), renamed_by)
-
-
-def _as_regex(pattern: str) -> str:
-    return re.escape(pattern).replace(r"\*", r"([^.]+)")
 
 
 def _without_mixers(named: list[NamedTensor]) -> list[NamedTensor]:

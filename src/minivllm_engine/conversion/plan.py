@@ -20,6 +20,15 @@ ProblemKind = Literal[
     "layers",  # layer types of the config against what the layers hold
 ]
 
+PROBLEM_WORDS: dict[ProblemKind, str] = {
+    "unmatched": "unmatched",
+    "missing": "missing",
+    "wrong_shape": "of a wrong shape",
+    "two_sources": "with two sources",
+    "ambiguous": "ambiguous",
+    "layers": "layers in contradiction",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -121,6 +130,7 @@ class Problem:
         count: tensors concerned.
         detail: figures, or what would decide; may be empty.
         nearest: names that may be meant, nearest first, each with its distance: ("in_proj_ba", 1).
+        remedy: what can be done, as it is written.
     """
 
     kind: ProblemKind
@@ -128,6 +138,7 @@ class Problem:
     count: int = 1
     detail: str = ""
     nearest: tuple[tuple[str, int], ...] = ()
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,9 @@ class Plan:
         notes: sentences a user should read (a file that was passed over, a rounded MLX norm, no
             tokenizer ...), in order.
         bytes_in, bytes_out: of tensor data read and written.
+        bytes_head: what is written beyond that if a head that is taken for a copy of the embedding
+            turns out to be none; counted in `needs`.
+        missing: targets that are left out, as `allow_missing` says.
     """
 
     source: Source
@@ -166,6 +180,8 @@ class Plan:
     notes: tuple[str, ...]
     bytes_in: int
     bytes_out: int
+    bytes_head: int
+    missing: tuple[str, ...]
     needs: Needs
 
     @property
@@ -191,6 +207,7 @@ class Plan:
                     "n": problem.count,
                     "detail": problem.detail,
                     "nearest": [name for name, _ in problem.nearest],
+                    "remedy": problem.remedy,
                 }
             )
         return {
@@ -218,6 +235,7 @@ class Plan:
                 "dropped": len(self.dropped),
                 "bytes_in": self.bytes_in,
                 "bytes_out": self.bytes_out,
+                "bytes_head": self.bytes_head,
                 "shards": len(self.shards),
             },
             "needs": {
@@ -225,6 +243,7 @@ class Plan:
                 "disk_free": self.needs.disk_free,
                 "ram": self.needs.ram,
             },
+            "left_missing": list(self.missing),
             "notes": list(self.notes),
             "ok": self.ok,
         }

@@ -3,16 +3,19 @@
 import shutil
 from pathlib import Path
 
-from minivllm_engine.checkpoint_index import EMBEDDING, HEAD
+from minivllm_engine.checkpoint_mismatch import MANIFEST
+from minivllm_engine.checkpoint_names import EMBEDDING, HEAD
 from minivllm_engine.conversion.config_content import adapt_config, target_config
-from minivllm_engine.conversion.destination import MANIFEST
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.matching import Match, Matching, match_tensors
-from minivllm_engine.conversion.naming import NamedTensor, matches, name_tensors
+from minivllm_engine.conversion.naming import NamedTensor, name_tensors
+from minivllm_engine.conversion.notes import plan_notes
+from minivllm_engine.conversion.number_types import check_types
 from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Needs, Plan, Shard, TargetTensor
 from minivllm_engine.conversion.source import Source
-from minivllm_engine.conversion.styles import FUSED_DELTANET, recognise
+from minivllm_engine.conversion.styles import recognise
 from minivllm_engine.conversion.table import table_rows
 from minivllm_engine.conversion.targets import (
     SHORT_DTYPES,
@@ -73,6 +76,7 @@ def _plan(
         raise CheckpointError(
             f"{source.path} holds no text tensor",
             why=f"all of its {len(named)} tensors belong to parts that are left out",
+            hint="Use the whole checkpoint, or leave fewer out with --mapping.",
         )
     styles = recognise(text, source.config, options)
     adapted = adapt_config(source.config, str(source.config_file), styles.active)
@@ -80,8 +84,11 @@ def _plan(
     layouts = Layouts.of(config, styles.active)
     tied = config.tie_word_embeddings and not head_differs
     matching = match_tensors(named, layouts, options, tied=tied)
+    check_types(source, matching)
     targets = target_tensors(matching.matches, layouts, options)
     shards = split_shards(targets, options.max_shard_bytes)
+    missing = _left_missing(matching, options, layouts)
+    bytes_head = _bytes_of_head(matching, targets)
     used = sum(match.tensor.entry.num_bytes for match in matching.matches)
     return Plan(
         source=source,
@@ -99,21 +106,24 @@ def _plan(
         notes=(
             *source.notes,
             *styles.notes,
-            *_notes(source, head_differs),
-            *_unused(named, options, layouts),
-            *_left_missing(matching, options, layouts),
+            *plan_notes(source, named, layouts, options, missing, head_differs=head_differs),
         ),
         bytes_in=used,
         bytes_out=sum(target.num_bytes for target in targets),
-        needs=_needs(source, matching.matches, targets, shards, dst),
+        bytes_head=bytes_head,
+        missing=missing,
+        needs=_needs(source, matching.matches, targets, shards, bytes_head, dst),
     )
 
 
 def free_space(path: Path) -> int:
     """Bytes free where `path` is, or will be."""
     path = path.expanduser().absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
+    while path != path.parent:
+        try:
+            return shutil.disk_usage(path).free
+        except OSError:  # not there, or a name that nothing can have
+            path = path.parent
     return shutil.disk_usage(path).free
 
 
@@ -132,56 +142,20 @@ def _check_layout_options(source: Source, options: ConvertOptions) -> None:
         )
 
 
-def _unused(named: list[NamedTensor], options: ConvertOptions, layouts: Layouts) -> list[str]:
-    """Options that decided nothing: often a slip of the pen."""
-    names = {tensor.bare.tensor for tensor in named if not tensor.dropped}
-    notes = []
-    if options.qkvz_layout and not names & FUSED_DELTANET:
-        notes.append(
-            "qkvz_layout decides nothing here: no tensor is called in_proj_qkvz or in_proj_ba"
-        )
-    if options.q_gate_layout and not any("q_proj" in name or "qkv_proj" in name for name in names):
-        notes.append("q_gate_layout decides nothing here: no layer has attention")
-    for source, target in options.renames:
-        if not any(tensor.renamed_by == source for tensor in named):
-            notes.append(
-                f"the rename {source!r} -> {target!r} matches no tensor "
-                "(names are matched without prefixes such as model.)"
-            )
-    held, wanted = [tensor.entry.name for tensor in named], list(layouts.expected)
-    for word, globs, among in (
-        ("allow_unmatched", options.allow_unmatched, held),
-        ("allow_missing", options.allow_missing, wanted),
-    ):
-        notes += [
-            f"{word} {glob!r} matches no tensor"
-            for glob in globs
-            if not any(matches(name, [glob]) for name in among)
-        ]
-    return notes
-
-
-def _left_missing(matching: Matching, options: ConvertOptions, layouts: Layouts) -> list[str]:
+def _left_missing(matching: Matching, options: ConvertOptions, layouts: Layouts) -> tuple[str, ...]:
     given = {piece.target for match in matching.matches for piece in match.pieces}
-    names = [n for n in layouts.expected if n not in given and matches(n, options.allow_missing)]
-    if not names:
-        return []
-    return [f"{len(names)} tensors stay missing, as allowed: the engine will not load the target"]
+    tied = any(tensor.rule == "tied-head" for tensor in matching.dropped)
+    wanted = [n for n in layouts.expected if n not in given and not (tied and n == HEAD)]
+    if layouts.config.tie_word_embeddings and HEAD in wanted:
+        wanted.remove(HEAD)
+    return tuple(name for name in wanted if matches(name, options.allow_missing))
 
 
-def _notes(source: Source, head_differs: bool) -> list[str]:
-    notes = []
-    if head_differs:
-        notes.append(
-            f"{HEAD} differs from the embedding although {source.config_file} says "
-            "tie_word_embeddings: both are kept, and the target is untied"
-        )
-    if not any(file.name == "tokenizer.json" for file in source.side_files):
-        notes.append(
-            f"{source.directory} has no tokenizer.json: copy the model's into the target to run it, "
-            "with tokenizer_config.json, chat_template.jinja and generation_config.json"
-        )
-    return notes
+def _bytes_of_head(matching: Matching, targets: tuple[TargetTensor, ...]) -> int:
+    """What a head that is dropped as a copy of the embedding would take: as much as that does."""
+    embedding = next((target for target in targets if target.name == EMBEDDING), None)
+    dropped = any(tensor.rule == "tied-head" for tensor in matching.dropped)
+    return embedding.num_bytes if embedding and dropped else 0
 
 
 def _needs(
@@ -189,11 +163,14 @@ def _needs(
     found: tuple[Match, ...],
     targets: tuple[TargetTensor, ...],
     shards: tuple[Shard, ...],
+    bytes_head: int,
     dst: str | Path | None,
 ) -> Needs:
     side = sum(file.stat().st_size for file in source.side_files)
     out = sum(shard.num_bytes for shard in shards) + len(targets) * _HEADER_BYTES + side
-    largest_shard = max((shard.num_bytes for shard in shards), default=0)
+    # The files fill up anew with the head in them: it may lie in the largest one.
+    out += bytes_head
+    largest_shard = max((shard.num_bytes for shard in shards), default=0) + bytes_head
     return Needs(
         disk=out + largest_shard,
         disk_free=None if dst is None else free_space(Path(dst)),

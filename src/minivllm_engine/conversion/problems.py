@@ -4,9 +4,11 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from minivllm_engine.conversion.plan import Plan, Problem, ProblemKind
+from minivllm_engine.conversion.plan import PROBLEM_WORDS, Plan, Problem, ProblemKind
 from minivllm_engine.errors import ConversionError
+from minivllm_engine.printable import printable
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -22,27 +24,26 @@ def grouped(
     *,
     nearest_in: Sequence[str] = (),
     look_up: Callable[[str], str] = pattern_of,
+    remedy: Callable[[Problem], str],
 ) -> list[Problem]:
     """One problem for all names of one pattern and one detail.
 
     Args:
         named: (name, detail) of each tensor.
-        nearest_in: names, with `*` for numbers, among which nearest ones are looked for.
+        nearest_in: names, with `*` for numbers, among which nearest ones are looked for where there is no
+            detail, which says more.
         look_up: what of a name is compared with them.
+        remedy: what can be done about a problem.
     """
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name, detail in named:
         groups[pattern_of(name), detail].append(name)
-    return [
-        Problem(
-            kind,
-            _filled(pattern, names),
-            len(names),
-            detail,
-            nearest(look_up(names[0]), nearest_in),
-        )
-        for (pattern, detail), names in groups.items()
-    ]
+    problems = []
+    for (pattern, detail), names in groups.items():
+        close = () if detail else nearest(look_up(names[0]), nearest_in)
+        problem = Problem(kind, _filled(pattern, names), len(names), detail, close)
+        problems.append(replace(problem, remedy=remedy(problem)))
+    return problems
 
 
 def nearest(pattern: str, others: Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -85,17 +86,25 @@ def _ranges(numbers: list[int]) -> str:
     )
 
 
+def counted(problems: Iterable[Problem]) -> list[str]:
+    """How many tensors each kind of problem concerns: ["1 unmatched", "2 missing"]."""
+    counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_WORDS, 0)
+    for problem in problems:
+        counts[problem.kind] += problem.count
+    return [f"{counts[kind]:,} {words}" for kind, words in PROBLEM_WORDS.items() if counts[kind]]
+
+
 def not_covered(plan: Plan) -> ConversionError:
-    """The error for a plan with problems: their number by kind, and the first of them."""
-    counts: dict[str, int] = {}
-    for problem in plan.problems:
-        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
+    """The error for a plan with problems: their number by kind, the first of them, and what can be done
+    about the first of each kind."""
     first = plan.problems[0]
+    remedies = {problem.kind: problem.remedy for problem in reversed(plan.problems)}
     return ConversionError(
-        ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items())
-        + "; nothing written",
-        why=f"{first.kind.replace('_', ' ')}: {first.name}"
+        f"{', '.join(counted(plan.problems))}; nothing written",
+        why=f"{first.kind.replace('_', ' ')}: {printable(first.name)}"
         + (f": {first.detail}" if first.detail else ""),
-        hint=f"Nearest: {first.nearest[0][0]}" if first.nearest else None,
+        hint=" · ".join(
+            dict.fromkeys(remedies[kind] for kind in PROBLEM_WORDS if kind in remedies)
+        ),
         code="not_covered",
     )

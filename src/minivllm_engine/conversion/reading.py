@@ -9,6 +9,7 @@ import torch
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.torch_file import load_torch_file
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import printable
 from minivllm_engine.safetensors_header import TensorEntry
 
 TORCH_DTYPES = {
@@ -63,7 +64,11 @@ class TensorReader:
         try:
             self._fill(buffer, entry, entry.begin + first * row_bytes)
         except OSError as error:
-            raise CheckpointError(f"{entry.file} cannot be read", why=error.strerror) from None
+            raise CheckpointError(
+                f"{entry.file} cannot be read",
+                why=error.strerror,
+                hint="See that it is there and that you may read it.",
+            ) from None
         return buffer.view(TORCH_DTYPES[entry.dtype]).view(last - first, *entry.shape[1:])
 
     def _fill(self, buffer: torch.Tensor, entry: TensorEntry, begin: int) -> None:
@@ -75,18 +80,24 @@ class TensorReader:
             # One read gives 2 GiB at most.
             count = stream.readinto(data[done:])
             if not count:
-                raise CheckpointError(f"{entry.file} has changed: it ends inside {entry.name}")
+                raise _changed(entry, f"it ends inside {printable(entry.name)}")
             done += count
 
     def _mapped_tensor(self, entry: TensorEntry) -> torch.Tensor:
         if entry.file not in self._mapped:
             weights = load_torch_file(
                 entry.file,
-                state_key=".".join(self._entered or ()) or None,
-                ema=False,
+                path=self._entered,
             )
             self._mapped[entry.file] = weights.tensors
         tensor = self._mapped[entry.file].get(entry.name)
         if tensor is None or tuple(tensor.shape) != entry.shape:
-            raise CheckpointError(f"{entry.file} has changed: {entry.name} is not as it was")
+            raise _changed(entry, f"{printable(entry.name)} is not as it was")
         return tensor
+
+
+def _changed(entry: TensorEntry, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"{entry.file} has changed: {how}",
+        hint="Wait until it is written, then run again with --overwrite.",
+    )

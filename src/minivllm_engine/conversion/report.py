@@ -76,7 +76,8 @@ class Difference:
 
     Attributes:
         kind: "hash" (a file is not the one the manifest names), "missing", "unexpected", "shape",
-            "dtype", "value", "non_finite", "config", "side_file".
+            "dtype", "value", "non_finite", "config", "side_file", "incomplete" (a tensor that is left
+            out by `allow_missing`), "refused" (by the loader).
         name: of the tensor (as in the source, where it has one) or file.
         detail: figures.
     """
@@ -91,6 +92,8 @@ class Difference:
         "non_finite",
         "config",
         "side_file",
+        "incomplete",
+        "refused",
     ]
     name: str
     detail: str

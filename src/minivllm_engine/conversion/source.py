@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minivllm_engine.checkpoint_names import bare_name, refusal, skip_rule, without_wrappers
+from minivllm_engine.conversion.file_errors import reading_errors
 from minivllm_engine.conversion.source_files import (
     WeightFiles,
     check_readable,
@@ -14,7 +15,8 @@ from minivllm_engine.conversion.source_files import (
 )
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import read_json_object
-from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
+from minivllm_engine.printable import printable
+from minivllm_engine.safetensors_header import TensorEntry, read_header
 from minivllm_engine.shard_index import ShardIndex
 
 _INDEX_REMEDY = "Copy the index and the shards again, from one place."
@@ -51,6 +53,7 @@ class Source:
         return sum(entry.num_bytes for entry in self.tensors)
 
 
+@reading_errors()
 def open_source(
     path: str | Path,
     *,
@@ -80,7 +83,7 @@ def open_source(
     tensors, entered = _read_tensors(found, state_key, ema)
     if found.index:
         _check_index(found.index, tensors)
-    _check_readable_layout(tensors)
+    _check_layout(tensors)
     beside, notes = _side_files(directory, config_file.parent)
     return Source(
         path=path,
@@ -125,7 +128,8 @@ def _read_config(file: Path, *, given: bool) -> Mapping[str, Any]:
         method = config.get("quantization_config") or config.get("quantization")
         name = method.get("quant_method") if isinstance(method, Mapping) else None
         raise CheckpointError(
-            f"{file} says that the weights are quantised" + (f" ({name})" if name else ""),
+            f"{file} says that the weights are quantised"
+            + (f" ({printable(name)})" if name else ""),
             hint="Dequantise the checkpoint first, or use the one that it was made from.",
         )
     return config
@@ -149,13 +153,19 @@ def _read_tensors(
         tensors = []
         for file in found.files:
             weights = load_torch_file(file, state_key=state_key, ema=ema)
+            if tensors and weights.entered != entered:
+                raise CheckpointError(
+                    f"{file} keeps its weights elsewhere than the files before it",
+                    why=f"under {_key(weights.entered)}, not under {_key(entered)}",
+                    hint="Save all parts alike: torch.save of one flat dictionary each.",
+                )
             tensors += torch_entries(file, weights)
             entered = weights.entered
     files: dict[str, Path] = {}
     for entry in tensors:
         if entry.name in files:
             raise CheckpointError(
-                f"two files hold the tensor {entry.name}",
+                f"two files hold the tensor {printable(entry.name)}",
                 why=f"{files[entry.name]} and {entry.file}",
                 hint="Remove the file that does not belong to the checkpoint.",
             )
@@ -164,6 +174,7 @@ def _read_tensors(
         raise CheckpointError(
             f"{found.files[0].parent} holds no tensor at all",
             why=f"the header of {found.files[0].name} names none",
+            hint="Use the file that has the weights.",
         )
     return tensors, entered
 
@@ -175,6 +186,7 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
     for name, file in index.weight_map.items():
         if files.get(name) != file:
             where = f"it lies in {files[name]}" if name in files else "no shard holds it"
+            name, file = printable(name), printable(file)
             raise CheckpointError(
                 f"{index.file} does not describe its shards",
                 why=f"it says that {name} lies in {file}; {where}",
@@ -184,7 +196,7 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
     if unlisted:
         raise CheckpointError(
             f"{index.file} does not describe its shards",
-            why=f"{len(unlisted)} tensors in them are not in it, such as {unlisted[0]}",
+            why=f"{len(unlisted)} tensors in them are not in it, such as {printable(unlisted[0])}",
             hint=remedy,
         )
     size = sum(entry.num_bytes for entry in tensors)
@@ -196,24 +208,18 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
         )
 
 
-def _check_readable_layout(tensors: list[TensorEntry]) -> None:
+def _key(entered: tuple[str, ...]) -> str:
+    return printable(".".join(entered)) if entered else "no key"
+
+
+def _check_layout(tensors: list[TensorEntry]) -> None:
     for entry in tensors:
         if skip_rule(bare_name(entry.name)):
             continue
         refused = refusal(without_wrappers(entry.name))
         if refused:
             raise CheckpointError(
-                f"{entry.file} holds {entry.name}", why=refused.why, hint=refused.remedy
+                f"{entry.file} holds {printable(entry.name)}",
+                why=refused.why,
+                hint=refused.remedy,
             )
-    wrong = [
-        entry
-        for entry in tensors
-        if entry.dtype not in FLOAT_TYPES and not skip_rule(bare_name(entry.name))
-    ]
-    if wrong:
-        types = ", ".join(sorted({entry.dtype for entry in wrong}))
-        raise CheckpointError(
-            f"{wrong[0].file} holds {len(wrong)} tensors of type {types}",
-            why=f"such as {wrong[0].name}; only {', '.join(FLOAT_TYPES)} can be converted",
-            hint="Dequantise the checkpoint first, or use the one that it was made from.",
-        )

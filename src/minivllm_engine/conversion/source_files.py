@@ -1,14 +1,21 @@
 """Which files of a source hold the weights, and which go along with them. No file of weights is opened."""
 
 import os
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import listed
 from minivllm_engine.safetensors_header import LFS_POINTER, git_lfs_pointer
-from minivllm_engine.shard_index import ShardIndex, read_shard_index
+from minivllm_engine.shard_index import (
+    ShardIndex,
+    check_shard_sets,
+    read_shard_index,
+    shard_set,
+)
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _SINGLE, _SHARDED = "model.safetensors", "model.safetensors.index.json"
@@ -28,6 +35,8 @@ SIDE_FILES = (
     "generation_config.json",
 )
 LICENCES = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
+
+_SEE_THAT_IT_IS_THERE = "See that it is there in full and that you may read it."
 
 Format = Literal["safetensors", "torch"]
 
@@ -63,8 +72,17 @@ def find_weights(path: Path) -> WeightFiles:
             hint="Nothing is downloaded: give the path of a checkpoint on this machine.",
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read", why=_reason(error)) from None
+        raise CheckpointError(
+            f"{path} cannot be read", why=_reason(error), hint=_SEE_THAT_IT_IS_THERE
+        ) from None
     if names is None:
+        whole = shard_set(path.name) or ()
+        if len(whole) > 1:
+            raise CheckpointError(
+                f"{path} is one of {len(whole)} shards of a checkpoint",
+                why="a part of a model cannot be converted",
+                hint=f"Give the directory that holds them all: {shlex.quote(str(path.parent))}",
+            )
         return WeightFiles(_format_of(path), (path,), None, ())
     return _in_directory(path, names)
 
@@ -97,9 +115,13 @@ def check_readable(file: Path) -> None:
     try:
         os.stat(file)
         if not file.is_file():
-            raise CheckpointError(f"{file} is not a regular file")
+            raise CheckpointError(
+                f"{file} is not a regular file", hint="Put the file itself in its place."
+            )
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read", why=_reason(error)) from None
+        raise CheckpointError(
+            f"{file} cannot be read", why=_reason(error), hint=_SEE_THAT_IT_IS_THERE
+        ) from None
 
 
 def _reason(error: OSError) -> str:
@@ -176,6 +198,7 @@ def _safetensors(path: Path, names: list[str], found: list[str]) -> WeightFiles:
         if others:
             notes.append(_passed_over(path, others, f"{_SHARDED} does not name them"))
         return WeightFiles("safetensors", index.shards, index, tuple(notes))
+    check_shard_sets(path, found)
     return WeightFiles("safetensors", tuple(path / name for name in found), None, tuple(notes))
 
 
@@ -183,12 +206,17 @@ def _torch(path: Path, names: list[str], found: list[str]) -> WeightFiles:
     if _SHARDED_TORCH in names:
         index = read_shard_index(path / _SHARDED_TORCH)
         return WeightFiles("torch", index.shards, index, ())
+    sets = {shard_set(name) for name in found}
+    if len(sets) == 1 and None not in sets:
+        # All are numbered parts of one checkpoint.
+        check_shard_sets(path, found)
+        return WeightFiles("torch", tuple(path / name for name in found), None, ())
     first = next((name for name in _TORCH_FIRST if name in found), None)
     if first is None and len(found) > 1:
         raise CheckpointError(
             f"{path} holds {len(found)} checkpoints",
-            why=", ".join(found[:6]) + (" ..." if len(found) > 6 else ""),
-            hint=f"Give one of them as the source: {path / found[-1]}",
+            why=listed(found, 6),
+            hint=f"Give one of them as the source: {shlex.quote(str(path / found[-1]))}",
         )
     chosen = first or found[0]
     others = [name for name in found if name != chosen]
@@ -197,5 +225,4 @@ def _torch(path: Path, names: list[str], found: list[str]) -> WeightFiles:
 
 
 def _passed_over(path: Path, names: list[str], reason: str) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{path}: {', '.join(names[:3])}{more} passed over: {reason}"
+    return f"{path}: {listed(names, 3)} passed over: {reason}"

@@ -10,6 +10,7 @@ from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import printable
 
 FUSED_DELTANET = frozenset(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"))
 _CONV = "linear_attn.conv1d.weight"
@@ -95,8 +96,8 @@ def _is_mlx(layers: Mapping[int, Mapping[str, NamedTensor]]) -> bool:
         other = next(tensor for tensor in convs if tensor not in moved)
         raise CheckpointError(
             "the convolutions follow two conventions",
-            why=f"{moved[0].entry.name} is {list(moved[0].entry.shape)} (MLX), "
-            f"{other.entry.name} is {list(other.entry.shape)}",
+            why=f"{printable(moved[0].entry.name)} is {list(moved[0].entry.shape)} (MLX), "
+            f"{printable(other.entry.name)} is {printable(list(other.entry.shape))}",
             hint="Convert one checkpoint at a time.",
         )
     return bool(moved)
@@ -133,4 +134,5 @@ def _unknown_layout(name: str, layers: Mapping[int, Mapping[str, NamedTensor]]) 
         len(numbers),
         "its rows may be interleaved by key head (Qwen3-Next) or lie one after the other (vLLM), and "
         "neither shapes nor model_type tell: --qkvz-layout interleaved or --qkvz-layout concat",
+        remedy="--qkvz-layout concat (or interleaved); --verify-logits FILE tells which is right",
     )

@@ -5,6 +5,7 @@ Loads torch: imported only where such a file is opened.
 
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,15 @@ from typing import Any
 
 import torch
 
+from minivllm_engine.conversion.state_keys import (
+    find_weights_key,
+    key_option,
+    key_text,
+    level_of,
+    walk,
+)
 from minivllm_engine.errors import CheckpointError
+from minivllm_engine.printable import listed, printable
 from minivllm_engine.safetensors_header import LFS_POINTER, TensorEntry, git_lfs_pointer
 
 # Keys under which trainers keep the weights, and those of averaged weights.
@@ -32,6 +41,7 @@ AVERAGED = ("ema", "model_ema", "ema_state_dict")
 _BESIDE = re.compile(
     r"optim|sched|lr_|scaler|rng|random|epoch|step|loss|args|config|value_state_dict"
 )
+_FLAT = "Save the weights alone, in one flat dictionary: torch.save(model.state_dict(), FILE)."
 
 # The words that safetensors has for number types; those of no float are there to be refused by name.
 DTYPE_WORDS = {
@@ -47,6 +57,8 @@ DTYPE_WORDS = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.complex128: "C128",
 }
 
 
@@ -58,38 +70,42 @@ class TorchWeights:
     entered: tuple[str, ...]
 
 
-def load_torch_file(file: Path, *, state_key: str | None = None, ema: bool = False) -> TorchWeights:
+def load_torch_file(
+    file: Path,
+    *,
+    state_key: str | None = None,
+    ema: bool = False,
+    path: tuple[str, ...] | None = None,
+) -> TorchWeights:
     """Map `file` into memory and find its weights; no tensor data is read.
 
     Args:
-        state_key: the container that holds the weights, dots for levels.
+        state_key: the container that holds the weights, see `state_keys`.
         ema: take the averaged weights.
+        path: `entered` of the same file, where it was opened before.
 
     Raises:
         CheckpointError: the file is broken or holds more than tensors; two containers at one level.
     """
-    level: Any = _load(file)
-    entered: list[str] = []
-    for key in state_key.split(".") if state_key else ():
-        if not isinstance(level, Mapping) or not isinstance(level.get(key), Mapping):
-            keys = ", ".join(map(str, level)) if isinstance(level, Mapping) else "none"
-            raise CheckpointError(
-                f"{file} has no container {state_key!r}", why=f"keys at this level: {keys[:300]}"
-            )
-        level = level[key]
-        entered.append(key)
+    root: Any = _load(file)
+    if path is not None:
+        return TorchWeights(_tensors(file, root, walk(root, path), path), path)
+    entered = () if state_key is None else find_weights_key(file, root, state_key)
+    level = walk(root, entered)
     while isinstance(level, Mapping):
-        container = _container(file, level, ema=ema)
+        named = level_of(file, level)
+        container = _container(file, root, named, entered, ema=ema)
         if container is None:
             break
-        _refuse_weights_beside(file, level, container)
-        level = level[container]
-        entered.append(container)
+        _refuse_weights_beside(file, root, named, (*entered, container))
+        level, entered = named[container], (*entered, container)
     if ema and not any(key in AVERAGED for key in entered):
         raise CheckpointError(
-            f"{file} holds no averaged weights", why=f"looked for {', '.join(AVERAGED)}"
+            f"{file} holds no averaged weights",
+            why=f"looked for {', '.join(AVERAGED)}",
+            hint="Leave --ema out, or say where they are in its place: --state-key KEY.",
         )
-    return TorchWeights(_tensors(file, level), tuple(entered))
+    return TorchWeights(_tensors(file, root, level, entered), entered)
 
 
 def torch_entries(file: Path, weights: TorchWeights) -> list[TensorEntry]:
@@ -112,7 +128,11 @@ def _load(file: Path) -> Any:
         with file.open("rb") as stream:
             start = stream.read(len(LFS_POINTER))
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read", why=error.strerror) from None
+        raise CheckpointError(
+            f"{file} cannot be read",
+            why=error.strerror,
+            hint="See that it is there and that you may read it.",
+        ) from None
     if start == LFS_POINTER:
         raise git_lfs_pointer(file)
     if start[:2] != b"PK":
@@ -122,17 +142,20 @@ def _load(file: Path) -> Any:
             hint="Copy the file again; one from before torch 1.6 is to be saved again.",
         )
     try:
-        return torch.load(file, weights_only=True, mmap=True, map_location="cpu")
+        with warnings.catch_warnings():
+            # What torch says of its own classes while it rebuilds them; what is wrong is said here.
+            warnings.simplefilter("ignore")
+            return torch.load(file, weights_only=True, mmap=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{file} holds Python objects beside tensors, which are never loaded",
             why=_object_named_in(str(error)),
-            hint="Save the weights alone: torch.save(model.state_dict(), FILE).",
+            hint=_FLAT,
         ) from None
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
         raise CheckpointError(
             f"{file} is truncated or broken",
-            why=str(error).split("\n")[0],
+            why=printable(str(error).split("\n")[0]),
             hint="Copy the file again from where it came from.",
         ) from None
 
@@ -140,26 +163,31 @@ def _load(file: Path) -> Any:
 def _object_named_in(text: str) -> str | None:
     # torch's own text tells how to load the file nevertheless, which runs what is in it.
     named = re.search(r"GLOBAL ([\w.]+)", text)
-    return None if named is None else f"it names {named[1]}"
+    return None if named is None else f"it names {printable(named[1])}"
 
 
-def _refuse_weights_beside(file: Path, level: Mapping[Any, Any], container: str) -> None:
+def _refuse_weights_beside(
+    file: Path, root: Any, level: Mapping[str, Any], entered: tuple[str, ...]
+) -> None:
     """Tensors at the level of a container, or in other parts there, would be lost without a word."""
+    container = entered[-1]
     beside = [
-        str(key)
+        key
         for key, value in level.items()
         if key != container
         and key not in AVERAGED
         and key not in CONTAINERS
-        and not _BESIDE.search(str(key))
+        and not _BESIDE.search(key)
         and _holds_tensors(value)
     ]
     if beside:
+        option = key_option(root, entered)
         raise CheckpointError(
-            f"{file} holds tensors beside {container!r}: {', '.join(beside)[:300]}",
+            f"{file} holds tensors beside {container!r}: {listed(beside)}",
             why="one dictionary is converted, and what is outside it would be lost",
-            hint="Save all weights in one dictionary, or leave the others out: "
-            f"--state-key {container}",
+            hint=f"Save all weights in one dictionary, or leave the others out: {option}"
+            if option
+            else _FLAT,
         )
 
 
@@ -169,7 +197,9 @@ def _holds_tensors(value: Any, depth: int = 4) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _container(file: Path, level: Mapping[Any, Any], *, ema: bool) -> str | None:
+def _container(
+    file: Path, root: Any, level: Mapping[str, Any], entered: tuple[str, ...], *, ema: bool
+) -> str | None:
     averaged = [key for key in AVERAGED if isinstance(level.get(key), Mapping)]
     found = (
         averaged
@@ -177,48 +207,70 @@ def _container(file: Path, level: Mapping[Any, Any], *, ema: bool) -> str | None
         else [key for key in CONTAINERS if isinstance(level.get(key), Mapping)]
     )
     if len(found) > 1:
+        options = [option for key in found if (option := key_option(root, (*entered, key)))]
         raise CheckpointError(
             f"{file} holds {len(found)} sets of weights: {', '.join(found)}",
-            hint=f"Say which one: --state-key {found[0]}",
+            hint=f"Say which one: {options[0]}" if options else _FLAT,
         )
     return found[0] if found else None
 
 
-def _tensors(file: Path, level: Any) -> dict[str, torch.Tensor]:
+def _tensors(
+    file: Path, root: Any, level: Any, entered: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
     if not isinstance(level, Mapping):
         raise CheckpointError(
-            f"{file} holds no dictionary of tensors",
-            why=f"but {type(level).__name__}",
-            hint="Save the weights alone: torch.save(model.state_dict(), FILE).",
+            f"{file} holds no dictionary of tensors", why=f"but {type(level).__name__}", hint=_FLAT
         )
-    tensors = {str(name): value for name, value in level.items() if isinstance(value, torch.Tensor)}
+    named = level_of(file, level)
+    tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        keys = ", ".join(map(str, level))
         raise CheckpointError(
             f"{file} holds no tensor at the level where weights were looked for",
-            why=f"its keys: {keys[:300]}",
-            hint="Say where the weights are: --state-key KEY",
+            why=f"its keys: {listed(named, 8) or 'none'}",
+            hint=_where_tensors_are(root, entered),
         )
     nested = [
-        str(name)
-        for name, value in level.items()
-        if isinstance(value, Mapping) and not _BESIDE.search(str(name)) and _holds_tensors(value)
+        name
+        for name, value in named.items()
+        if isinstance(value, Mapping) and not _BESIDE.search(name) and _holds_tensors(value)
     ]
     if nested:
         raise CheckpointError(
-            f"{file} holds further tensors inside {', '.join(nested)[:300]}",
+            f"{file} holds further tensors inside {listed(nested)}",
             why="beside tensors, which are taken for the weights",
-            hint="Save all weights in one flat dictionary: torch.save(model.state_dict(), FILE).",
+            hint=_FLAT,
         )
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise CheckpointError(
-                f"{file}: {name} has no data: it is on the meta device",
+                f"{file}: {printable(name)} has no data: it is on the meta device",
                 hint="Save the checkpoint again once its weights are loaded.",
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantised" if tensor.is_quantized else "sparse"
             raise CheckpointError(
-                f"{file}: {name} is a sparse or quantised tensor",
-                hint="Save it as a plain one: tensor.to_dense() or tensor.dequantize().",
+                f"{file}: {printable(name)} is a {kind} tensor",
+                hint="Save it as a plain one: "
+                + ("tensor.dequantize()." if tensor.is_quantized else "tensor.to_dense()."),
             )
     return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
+
+
+def _where_tensors_are(root: Any, entered: tuple[str, ...]) -> str:
+    """The option that names the dictionary with the most tensors, if there is one and it can be named."""
+    held: list[tuple[int, tuple[str, ...]]] = []
+
+    def look(level: Any, path: tuple[str, ...]) -> None:
+        if not isinstance(level, Mapping) or len(path) > 4:
+            return
+        count = sum(isinstance(value, torch.Tensor) for value in level.values())
+        if count and path != entered and not any(map(_BESIDE.search, path)):
+            held.append((count, path))
+        for key, value in level.items():
+            look(value, (*path, key_text(key)))
+
+    look(root, ())
+    options = [key_option(root, path) for _, path in sorted(held, reverse=True)]
+    option = next((option for option in options if option), None)
+    return f"Say where the weights are: {option}" if option else _FLAT

@@ -12,12 +12,27 @@ _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat
 _EXPONENTS = {torch.float64: 11, torch.float32: 8, torch.float16: 5, torch.bfloat16: 8}
 
 
-def count_non_finite(tensor: torch.Tensor) -> int:
-    """How many values are NaN or infinite."""
+def count_non_finite(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
+    """How many values are NaN or infinite.
+
+    Args:
+        dtype: the type that they are looked at in, by default their own, or fp32 for fp64, as no model
+            computes in anything wider.
+    """
+    if dtype is None:
+        dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
     return sum(
         int((~part.isfinite()).sum())
-        for (part,) in _chunks(tensor)
+        for part in (chunk.to(dtype) for (chunk,) in _chunks(tensor))
         if not torch.stack(torch.aminmax(part)).isfinite().all()
+    )
+
+
+def largest_finite(tensor: torch.Tensor) -> float:
+    """The largest magnitude of a value that is finite."""
+    return max(
+        (float(part.abs().nan_to_num_(nan=0.0, posinf=0.0).max()) for (part,) in _chunks(tensor)),
+        default=0.0,
     )
 
 

@@ -15,8 +15,14 @@ from minivllm_engine.conversion.reading import TORCH_DTYPES, TensorReader
 from minivllm_engine.conversion.report import Cast
 from minivllm_engine.conversion.shard_file import write_shard
 from minivllm_engine.conversion.targets import LONG_DTYPES, SHORT_DTYPES
-from minivllm_engine.conversion.values import count_non_finite, is_lossy, max_relative_error
+from minivllm_engine.conversion.values import (
+    count_non_finite,
+    is_lossy,
+    largest_finite,
+    max_relative_error,
+)
 from minivllm_engine.errors import ConversionError
+from minivllm_engine.printable import listed, printable
 
 _SHOWN = 8
 
@@ -86,25 +92,48 @@ class ShardWriter:
 
     def _non_finite(self) -> ConversionError:
         """Read all that is to be written, and name every tensor that is not finite."""
-        found = []
+        found: list[str] = []
+        fit_as_they_are = True
         for target in self._plan.targets:
-            tensor = self._assemble(target)
-            count = count_non_finite(tensor)
+            count = count_non_finite(self._assemble(target))
             if count:
-                found.append(self._describe(target, count))
+                sources = {piece.source for piece in self._pieces[target.name]}
+                fit_as_they_are &= not any(count_non_finite(self._read(s)) for s in sources)
+                found.append(self._held(target) or self._out_of_range(target, count))
         more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return ConversionError(
             f"{len(found)} tensors hold values that are not finite; nothing is published",
             why="\n".join(found[:_SHOWN]) + more,
-            hint="Convert a checkpoint whose training had not failed; "
-            "if only the cast does it, one with --dtype keep. --overwrite -y removes what is left of this.",
+            hint=self._remedy(fit_as_they_are),
             code="non_finite",
         )
 
-    def _describe(self, target: TargetTensor, count: int) -> str:
+    def _held(self, target: TargetTensor) -> str | None:
+        """The source of `target` that is not finite itself, if that is why."""
         for piece in self._pieces[target.name]:
-            held = count_non_finite(self._read(piece.source))
+            source = self._read(piece.source)
+            held = count_non_finite(source, source.dtype)
             if held:
-                return f"{piece.source} ({held} values)"
-        names = ", ".join(dict.fromkeys(piece.source for piece in self._pieces[target.name]))
-        return f"{names} ({count} values, only once cast to {target.dtype})"
+                return f"{printable(piece.source)} ({held} values)"
+        return None
+
+    def _out_of_range(self, target: TargetTensor, count: int) -> str:
+        sources = list(dict.fromkeys(piece.source for piece in self._pieces[target.name]))
+        largest = max(largest_finite(self._read(name)) for name in sources)
+        dtype = _computed_in(target.dtype)
+        return (
+            f"{listed(sources)} ({count} values too large for {dtype}: up to {largest:.3g}, "
+            f"it holds {torch.finfo(TORCH_DTYPES[LONG_DTYPES[dtype]]).max:.3g})"
+        )
+
+    def _remedy(self, fit_as_they_are: bool) -> str:
+        """fit_as_they_are: it is the cast alone that makes values infinite."""
+        if not fit_as_they_are:
+            return "Convert a checkpoint whose training had not failed: no type could hold this."
+        bf16 = ", or --dtype bf16, which has the range of fp32"
+        return "--dtype keep" + (bf16 if self._plan.options.dtype == "fp16" else "")
+
+
+def _computed_in(dtype: str) -> str:
+    """The widest type in which values of a target are ever used."""
+    return "fp32" if dtype == "fp64" else dtype

@@ -107,6 +107,18 @@ def test_k24_everything_that_is_wrong_is_in_one_report(here: Run, src: Path) -> 
     assert converted.out == ""
 
 
+def test_very_many_problems_are_shown_in_full_by_a_dry_run_only(here: Run, src: Path) -> None:
+    tensors = random_tensors(tiny_config(), prefix=OFFICIAL)
+    tensors |= {f"extra{i}.weight": torch.zeros(1) for i in range(80)}
+    bad = write_changed(src.with_name("bad"), tensors)
+    done = here(bad, "dst")
+    assert done.code == 5
+    assert sum(line.startswith("UNMATCHED") for line in done.err_lines) == 50
+    assert "... and 30 more: --dry-run shows all" in done.err_lines
+    shown = here(bad, "dst", "--dry-run").out.splitlines()
+    assert sum(line.startswith("UNMATCHED") for line in shown) == 80
+
+
 def test_what_is_allowed_is_left_out_and_done_without(here: Run, src: Path) -> None:
     tensors = random_tensors(tiny_config(), prefix=OFFICIAL)
     tensors[OFFICIAL + "layers.0.mlp.router.weight"] = torch.zeros(2, 2)

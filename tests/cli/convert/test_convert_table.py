@@ -63,6 +63,8 @@ def _plan(problems: tuple[Problem, ...] = ()) -> Plan:
         notes=(),
         bytes_in=19_542_101_196,
         bytes_out=18_575_733_555,
+        bytes_head=0,
+        missing=(),
         needs=Needs(disk=23_944_000_000, disk_free=440_234_147_840, ram=6_012_954_214),
     )
 

@@ -107,7 +107,7 @@ def test_g8_nothing_is_dropped_in_silence(tmp_path: Path) -> None:
     missing = by_name["missing", "model.layers.{0-2}.linear_attn.in_proj_b.weight"]
     assert missing.nearest[0] == ("model.layers.*.linear_attn.in_prj_b.weight", 1)
     assert by_name["unmatched", "model.layers.9.mlp.up_proj.weight"].detail == (
-        "config.json has 4 layers"
+        "the config has 4 layers (0-3)"
     )
     assert by_name["wrong_shape", "model.norm.weight"].detail == (
         "is [65], config.json asks for [64]"

@@ -60,11 +60,20 @@ def test_a_name_is_matched_by_whole_segments_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "word"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int32, "I32")]
+    ("dtype", "word", "what", "remedy"),
+    [
+        (torch.int8, "I8", "quantised", "Dequantise"),
+        (torch.uint8, "U8", "quantised", "Dequantise"),
+        (torch.float8_e4m3fn, "F8_E4M3", "quantised", "Dequantise"),
+        (torch.int32, "I32", "whole numbers", "tensor.float()"),
+        (torch.int64, "I64", "whole numbers", "tensor.float()"),
+        (torch.bool, "BOOL", "a mask", "the weight itself"),
+        (torch.complex64, "C64", "complex numbers", "real floats"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
 def test_types_that_cannot_be_converted(
-    kind: str, dtype: torch.dtype, word: str, tmp_path: Path
+    kind: str, dtype: torch.dtype, word: str, what: str, remedy: str, tmp_path: Path
 ) -> None:
     name = "model.layers.1.linear_attn.A_log"
     tensors = {**REFERENCE, name: REFERENCE[name].to(dtype)}
@@ -74,7 +83,7 @@ def test_types_that_cannot_be_converted(
         torch.save(tensors, tmp_path / "model.pt")
     error = refused(tmp_path)
     assert f"1 tensors of type {word}" in error.what and name in str(error.why)
-    assert "Dequantise" in str(error.hint)
+    assert what in str(error.why) and remedy in str(error.hint)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])

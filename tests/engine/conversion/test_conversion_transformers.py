@@ -176,7 +176,7 @@ def test_every_second_head_is_compared(tmp_path: Path) -> None:
     head = tensors["model.embed_tokens.weight"]
     tensors |= {"lm_head.weight": head.clone(), "module.lm_head.weight": head + 1}
     src = write_checkpoint(tmp_path / "src", config, tensors)
-    with pytest.raises(ConversionError, match="1 two sources"):
+    with pytest.raises(ConversionError, match="1 with two sources"):
         convert_to(src, tmp_path / "dst")
 
 

@@ -1,0 +1,126 @@
+"""Patterns of names: what a user writes is what the table and the errors print."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from minivllm_engine.conversion import ConvertOptions, Plan, open_source, plan_conversion
+from minivllm_engine.conversion.patterns import as_regex, filled, matches
+from support.tiny_checkpoint import OFFICIAL, nested, random_tensors, tiny_config, write_checkpoint
+
+CONFIG = tiny_config()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "groups"),
+    [
+        ("a.b", "a.b", ()),
+        ("a.b", "axb", None),
+        ("layers.*.x", "layers.3.x", ("3",)),
+        ("layers.*.x", "layers.3.y.x", None),
+        ("layers.**.x", "layers.3.y.x", ("3.y",)),
+        ("**", "a.b.c", ("a.b.c",)),
+        ("a.**", "a", None),
+        ("layers.{0-2,7}.x", "layers.2.x", ("2",)),
+        ("layers.{0-2,7}.x", "layers.7.x", ("7",)),
+        ("layers.{0-2,7}.x", "layers.3.x", None),
+        ("layers.{10-12}.*", "layers.11.w", ("11", "w")),
+        ("a.{x}.b", "a.{x}.b", ()),  # braces without numbers are just that
+        ("a[0].(b)", "a[0].(b)", ()),
+        ("a.*", "a.\n", ("\n",)),
+    ],
+)
+def test_matching(pattern: str, name: str, groups: tuple[str, ...] | None) -> None:
+    match = as_regex(pattern).fullmatch(name)
+    assert (None if match is None else match.groups()) == groups
+    if groups is not None:
+        assert filled(pattern, groups) == name
+
+
+def test_a_range_cannot_use_up_the_memory() -> None:
+    assert as_regex("a.{0-999999999999}.b").fullmatch("a.7.b")
+
+
+@pytest.mark.parametrize(
+    ("name", "glob", "found"),
+    [
+        ("a.0.b", "a.*", True),
+        ("a.0.b", "a.{0-2}.b", True),
+        ("a.0.b", "a.{0,1}.*", True),
+        ("a.3.b.1.c", "a.{2-3}.b.{0-1}.c", True),
+        ("a.3.b", "a.{0-2}.b", False),
+        ("a[1]", "a[1]", True),
+        ("a1", "a[1]", True),
+    ],
+)
+def test_globs(name: str, glob: str, found: bool) -> None:
+    assert matches(name, [glob]) == found
+
+
+def own_names(prefix: str) -> dict[str, torch.Tensor]:
+    tensors = random_tensors(CONFIG, prefix=prefix)
+    return {name.replace("mlp.up_proj", "ffn.w3"): tensor for name, tensor in tensors.items()}
+
+
+def plan_of(tensors: dict[str, torch.Tensor], path: Path, *renames: tuple[str, str | None]) -> Plan:
+    config = nested(CONFIG) if any("language_model" in name for name in tensors) else CONFIG
+    source = open_source(write_checkpoint(path, config, tensors))
+    return plan_conversion(source, ConvertOptions(renames=renames))
+
+
+WAYS = {
+    "as the error prints it": ("model.layers.{0-3}.ffn.w3.weight", "layers.*.mlp.up_proj.weight"),
+    "as the table prints it": ("model.layers.*.ffn.w3.weight", "model.layers.*.mlp.up_proj.weight"),
+    "braces on both sides": (
+        "model.layers.{0-3}.ffn.w3.weight",
+        "model.layers.{0-3}.mlp.up_proj.weight",
+    ),
+    "bare": ("layers.*.ffn.w3.weight", "layers.*.mlp.up_proj.weight"),
+    "bare to canonical": ("layers.*.ffn.w3.weight", "model.layers.*.mlp.up_proj.weight"),
+    "the rest of it": ("model.layers.*.ffn.w3.**", "model.layers.*.mlp.up_proj.**"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("prefix", ["model.", OFFICIAL, "", "module._orig_mod.model."])
+def test_a_name_in_any_spelling_of_it(way: str, prefix: str, tmp_path: Path) -> None:
+    source, target = WAYS[way]
+    for spelling in {source, source.replace("model.", prefix, 1)}:
+        plan = plan_of(own_names(prefix), tmp_path, (spelling, target))
+        assert plan.ok, spelling
+        assert not any("matches no tensor" in note for note in plan.notes)
+
+
+def test_every_name_that_is_printed_can_be_dropped_by_it(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG, prefix=OFFICIAL)
+    extra = [f"{OFFICIAL}layers.{i}.aux.{j}.w" for i in range(3) for j in range(2)]
+    extra += [f"{OFFICIAL}layers.{i}.rotor.w" for i in (0, 1, 3)] + ["visual.x.y", "scale"]
+    tensors |= {name: torch.zeros(2) for name in extra}
+    plan = plan_of(tensors, tmp_path)
+    names = [problem.name for problem in plan.problems]
+    assert f"{OFFICIAL}layers.{{0,1,3}}.rotor.w" in names
+    printed = [(name, None) for name in names]
+    plan = plan_of(tensors, tmp_path, *printed, ("visual.**", None))
+    assert plan.ok and {dropped.source for dropped in plan.dropped} == set(extra)
+    assert {dropped.rule for dropped in plan.dropped} == {"rename"}
+    allowed = ConvertOptions(allow_unmatched=tuple(names))
+    assert plan_conversion(plan.source, allowed).ok
+
+
+def test_a_stored_name_is_meant_for_itself_alone(tmp_path: Path) -> None:
+    """`norm.weight` in the file, and not `model.norm.weight` whose bare name that is."""
+    tensors = random_tensors(CONFIG) | {"norm.weight": torch.zeros(64)}
+    plan = plan_of(tensors, tmp_path, ("norm.weight", None))
+    assert plan.ok and [dropped.source for dropped in plan.dropped] == ["norm.weight"]
+
+
+def test_a_drop_that_matches_nothing_says_so_in_words(tmp_path: Path) -> None:
+    plan = plan_of(random_tensors(CONFIG), tmp_path, ("extra.*", None), ("w3", "norm.weight"))
+    told = [note for note in plan.notes if "matches no tensor" in note]
+    assert told == [
+        "the drop of 'extra.*' matches no tensor",
+        "the rename of 'w3' matches no tensor",
+    ]
+    assert not re.search(r"\bNone\b", " ".join(plan.notes))
