@@ -19,6 +19,7 @@ ORDER = [
     "config",
     "request",
     "stats",
+    "load_report",
     "generation_config",
     "config_reader",
     "rope_config",
