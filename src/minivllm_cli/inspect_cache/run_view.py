@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.command import Invocation
 from minivllm_cli.console import Results, claim_stdout
-from minivllm_cli.generate.batch import answer_jobs, check_batch, scan_input
+from minivllm_cli.generate.batch import answer_jobs, scan_input
+from minivllm_cli.generate.checked_batch import check_batch
 from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.generate.overrides import Overrides
 from minivllm_cli.generate.report import report_end
