@@ -1,6 +1,7 @@
 """Reading one YAML config file: every key with its position, every mistake with the line it stands in."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,7 @@ class _Walk:
             elif path in all_paths():
                 self._value(path, key_node, value_node)
             else:
-                what, near = unknown_key(path)
-                self._wrong(key_node, what, near)
+                self._wrong(key_node, *_unknown(section, key))
 
     def _key(self, node: yaml.Node) -> str | None:
         if isinstance(node, yaml.ScalarNode):
@@ -187,6 +187,17 @@ class _Walk:
 
     def _wrong(self, node: yaml.Node, what: str, hint: str | None = None) -> None:
         self.problems.append(self._place.problem(node.start_mark, what, hint))
+
+
+def _unknown(section: str, key: str) -> tuple[str, str | None]:
+    """What is wrong with a key, and what to write in its place."""
+    if not section:
+        sections = get_close_matches(key, list(SECTIONS), n=1)
+        if sections:
+            return f"unknown key {key}", sections[0]
+        return unknown_key(key)
+    what, near = unknown_key(f"{section}.{key}")
+    return what, None if near is None else near.removeprefix(f"{section}.")
 
 
 def _kind(node: yaml.Node) -> str:

@@ -115,7 +115,8 @@ def _read_assignment(text: str) -> tuple[list[Entry], list[Problem]]:
         return _read_section(key, value, shown)
     if key not in all_paths():
         what, near = unknown_key(key)
-        return [], [Problem(f"{shown}: {what}", hint=near)]
+        hint = "minivllm generate --print-config shows every key"
+        return [], [Problem(f"{shown}: {what}", hint=hint if near is None else f"--set {near}=...")]
     try:
         raw = parse_value(value)
     except (yaml.YAMLError, RecursionError):

@@ -28,6 +28,7 @@ class Progress:
         phase: "reading" (the input), "loading", "weights", "prompt" (a single long one), "generate",
             "bench" (samples); of a conversion, "compare", "resume", "write", "hash", "verify" and "check".
         done, total: in the phase's unit: bytes, tokens, sequences; total 0 where there is no measure.
+        unit: named where it could be taken for another one: "outputs", of which a request may have several.
         detail: what is loaded or read, such as "shard 3/11".
         bytes_s: bytes a second, in a phase that is measured so.
         mean_length: output tokens of a finished sequence, on average.
@@ -39,6 +40,7 @@ class Progress:
     done: int = 0
     total: int = 0
     detail: str = ""
+    unit: str = ""
     failed: int = 0
     out_tok_s: float = 0.0
     in_tok_s: float = 0.0
@@ -157,6 +159,8 @@ class JsonLines:
         else:
             fields["detail"] = progress.detail
             fields["bytes_s"] = round(progress.bytes_s)
+        if progress.unit:
+            fields["unit"] = progress.unit
         eta = None if progress.eta_s is None else round(progress.eta_s)
         self._console.event("progress", phase=progress.phase, **fields, eta_s=eta)
 
@@ -212,7 +216,8 @@ def counts(progress: Progress) -> str:
     if not progress.total:
         return progress.detail
     if progress.phase == "generate":
-        return f"{progress.done:,}/{progress.total:,} {progress.percent}%"
+        unit = f" {progress.unit}" if progress.unit else ""
+        return f"{progress.done:,}/{progress.total:,}{unit} {progress.percent}%"
     if progress.phase == "bench":
         return f"{progress.done:,}/{progress.total:,} samples  {progress.detail}"
     in_bytes = progress.phase in ("weights", "reading") or progress.bytes_s is not None

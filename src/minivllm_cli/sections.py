@@ -83,30 +83,21 @@ def check_value(path: str, value: Any) -> tuple[Any, str | None]:
 
 
 def unknown_key(path: str) -> tuple[str, str | None]:
-    """What to say about a key that does not exist, and the key that was probably meant."""
-    if path in SECTIONS:
-        return (
-            f"{path} is a section, not a key",
-            f"{path}.{next(iter(SECTIONS[path].model_fields))}",
-        )
+    """What to say about a key that does not exist, and the whole path of the one that was probably meant."""
     section, _, key = path.rpartition(".")
     owners = [p for p in all_paths() if p.rpartition(".")[2] == key]
     if owners:
-        return (
-            f"unknown key {path}: {key} belongs to section {owners[0].rpartition('.')[0]}",
-            owners[0],
-        )
+        owner = owners[0].rpartition(".")[0]
+        return f"unknown key {path}: {key} belongs to section {owner}", owners[0]
     if section in SECTIONS:
-        near = get_close_matches(key, list(SECTIONS[section].model_fields), n=1)
-        if near:
-            return f"unknown key {path}", near[0]
-    candidates = [*all_paths(), *SECTIONS]
-    near = get_close_matches(path, candidates, n=1)
+        fields = list(SECTIONS[section].model_fields)
+        near = [f"{section}.{name}" for name in get_close_matches(key, fields, n=1)]
+    else:
+        near = get_close_matches(path, all_paths(), n=1)
     if not near:
         by_key = {p.rpartition(".")[2]: p for p in all_paths()}
         near = [by_key[k] for k in get_close_matches(key, list(by_key), n=1)]
-    kind = "key" if section or path not in SECTIONS else "section"
-    return f"unknown {kind} {path}", near[0] if near else None
+    return f"unknown key {path}", near[0] if near else None
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -77,10 +77,14 @@ class CacheOptions(_Section):
 
 
 class GraphOptions(_Section):
-    """Section `graph`: CUDA graphs of decode steps. None stands for `auto`: on with CUDA."""
+    """Section `graph`: CUDA graphs of decode steps. None stands for `auto`: on with CUDA.
+
+    `reserve` is the memory that is kept for them, where it is known better than the planner's estimate.
+    """
 
     enabled: bool | None = None
     max_batch: Annotated[Count, Field(ge=1)] = 256
+    reserve: Annotated[ByteSize, Field(ge=0)] | None = None
 
 
 class SamplingOptions(_Section):

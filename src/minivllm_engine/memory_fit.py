@@ -117,8 +117,12 @@ class _Fitting:
         return min(num_seqs, self.max_graph_batch)
 
     def _graphs(self, num_seqs: int) -> int:
-        largest = self._graph_batch(num_seqs)
-        return graph_bytes(self.model, self.dtype, self.state_dtype, largest) if largest else 0
+        largest, reserve = self._graph_batch(num_seqs), self.config.graph.reserve
+        if not largest:
+            return 0
+        if reserve is not None:
+            return reserve
+        return graph_bytes(self.model, self.dtype, self.state_dtype, largest)
 
     def _room(self, num_seqs: int) -> int:
         """Bytes left for the pools by everything else; negative where that alone is too much."""

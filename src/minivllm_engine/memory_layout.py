@@ -33,7 +33,7 @@ class MemoryPlan:
         block_bytes: K and V of `block_size` tokens, all attention layers.
         weight_bytes: of the weights in memory, and of what layers derive from them.
         activation_bytes: an upper bound of a step's tensors, see `memory_sizes.activation_bytes`.
-        graph_bytes: an estimate of what CUDA graphs keep; 0 on a CPU.
+        graph_bytes: an estimate of what CUDA graphs keep, or the reserve that was set; 0 on a CPU.
         max_graph_batch: the largest batch with a graph; 0 where there are none.
         prefix_cache: prefixes are kept and used.
     """

@@ -14,6 +14,18 @@ _MOST_SEQUENCES = 1 << 20
 
 Planner = Callable[[EngineConfig], Fit]
 Verdict = Literal["ok", "KV", "state", "both"]
+Pool = Literal["kv", "state", "snapshots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest value of a setting, 0 where there is none, and the pool that has no room for one more.
+
+    `bound_by` is None where no pool is what ends it.
+    """
+
+    value: int
+    bound_by: Pool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +49,45 @@ def with_engine(config: EngineConfig, **values: Any) -> EngineConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update=values)})
 
 
-def largest_max_num_seqs(config: EngineConfig, result: Fit, planner: Planner) -> int:
-    """The most sequences, of a block each, that fit beside one of the plan's length and snapshots.
+def refused_above(config: EngineConfig, planner: Planner) -> Limit:
+    """The largest `max_num_seqs` that the planner accepts, whatever defaults it lowers for it."""
+    return _most_sequences(config, planner, lambda count, other: other.ok)
+
+
+def unlowered_max_num_seqs(config: EngineConfig, result: Fit, planner: Planner) -> Limit:
+    """The most sequences, of a KV block each, that fit beside one of the plan's length and its snapshots.
 
     Args:
         result: of planning `config`.
     """
+
+    def fits(count: int, other: Fit) -> bool:
+        return _has_blocks(other, count) and _as_good(other, result)
+
     base = with_engine(config, max_model_len=result.plan.max_model_len)
+    return _most_sequences(base, planner, fits)
 
-    def fits(count: int) -> bool:
-        other = planner(with_engine(base, max_num_seqs=count))
-        has_blocks = not other.plan.block_bytes or other.plan.num_blocks >= count
-        return has_blocks and _as_good(other, result)
 
-    return largest(fits, _MOST_SEQUENCES) or 0
+def _most_sequences(
+    config: EngineConfig, planner: Planner, fits: Callable[[int, Fit], bool]
+) -> Limit:
+    def ask(count: int) -> Fit:
+        return planner(with_engine(config, max_num_seqs=count))
+
+    most = largest(lambda count: fits(count, ask(count)), _MOST_SEQUENCES) or 0
+    if most == _MOST_SEQUENCES:
+        return Limit(most, None)
+    too_many = ask(most + 1)
+    if too_many.ok:
+        return Limit(most, "snapshots" if _has_blocks(too_many, most + 1) else "kv")
+    cache = config.cache.model_copy(update={"num_blocks": None})
+    shortest = with_engine(config, max_num_seqs=most + 1, max_model_len=SHORTEST_SEQUENCE)
+    fits_short = planner(shortest.model_copy(update={"cache": cache})).ok
+    return Limit(most, "kv" if fits_short else "state")
+
+
+def _has_blocks(result: Fit, count: int) -> bool:
+    return not result.plan.block_bytes or result.plan.num_blocks >= count
 
 
 def largest_max_model_len(
@@ -67,11 +104,11 @@ def largest_max_model_len(
 
 def _as_good(other: Fit, result: Fit) -> bool:
     """Does it fit, with the snapshots that are due by default unless `result` has not got them either?"""
+    return other.ok and (_lowers_snapshots(result) or not _lowers_snapshots(other))
 
-    def has_snapshots(one: Fit) -> bool:
-        return all(lowered.key != "cache.snapshot_memory" for lowered in one.lowered)
 
-    return other.ok and (has_snapshots(other) or not has_snapshots(result))
+def _lowers_snapshots(result: Fit) -> bool:
+    return any(lowered.key == "cache.snapshot_memory" for lowered in result.lowered)
 
 
 def what_fits(

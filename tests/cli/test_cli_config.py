@@ -100,6 +100,14 @@ class TestMistakes:
             "try: max_num_seqs"
         ]
 
+    def test_at_the_top_a_section_is_proposed_and_in_a_section_a_key(self, tmp_path: Path) -> None:
+        found = _problems(tmp_path, "samplng: {}\nengine: {foo: 1, temprature: 2}\n")
+        assert [p.partition("\ntry: ")[2] for p in found] == [
+            "sampling",
+            "",
+            "sampling.temperature",
+        ]
+
     def test_k23_all_mistakes_come_at_once(self, tmp_path: Path) -> None:
         text = (
             "engine: {max_num_seqs: 0, divice: cpu}\n"
@@ -153,7 +161,20 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("argument", "message"),
         [
-            ("engine.max_num_sqs=1", "unknown key engine.max_num_sqs\ntry: max_num_seqs"),
+            (
+                "engine.max_num_sqs=1",
+                "unknown key engine.max_num_sqs\ntry: --set engine.max_num_seqs=...",
+            ),
+            ("engine.foo=1", "unknown key engine.foo\ntry: minivllm generate --print-config shows"),
+            ("engin=1", "unknown key engin\ntry: minivllm generate --print-config shows"),
+            (
+                "engine.temprature=1",
+                "unknown key engine.temprature\ntry: --set sampling.temperature=...",
+            ),
+            (
+                "enigne.max_num_sqs=1",
+                "unknown key enigne.max_num_sqs\ntry: --set engine.max_num_seqs=...",
+            ),
             ("max_num_seqs=1", "unknown key max_num_seqs: max_num_seqs belongs to section engine"),
             ("engine.max_num_seqs", "not KEY=VALUE"),
             ("engine.max_num_seqs=x", "engine.max_num_seqs: 'x' is not a whole number"),

@@ -271,8 +271,8 @@ def test_k20_n_counts_sequences_and_each_phase_begins_with_a_line(
     done = program.run("generate", fake_model, "-i", source, "-o", "out")
     phases = [line.split()[0] for line in done.err_lines]
     assert phases.index("loading") < phases.index("weights") < phases.index("generate")
-    assert "generate 0/40 0%" in done.err
-    assert "generate 40/40 100%" in done.err
+    assert "generate 0/40 outputs 0%" in done.err
+    assert "generate 40/40 outputs 100%" in done.err
 
 
 def test_progress_off_is_silent_about_progress(program: Program, fake_model: Path) -> None:

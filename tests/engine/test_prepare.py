@@ -4,6 +4,8 @@ import json
 import logging
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,23 @@ def test_cuda_is_refused_with_a_remedy(model: Path) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         prepare(model, config(device="cuda"))
     assert caught.value.hint == "--device cpu"
+
+
+def test_f1_what_does_not_fit_is_refused_before_torch_or_a_weight_is_loaded(model: Path) -> None:
+    code = (
+        "import sys\n"
+        "from minivllm_engine.config import EngineConfig\n"
+        "from minivllm_engine.errors import CapacityError\n"
+        "from minivllm_engine.prepare import prepare\n"
+        "engine = {'max_num_seqs': 100_000, 'cpu_memory': '16MiB'}\n"
+        "try:\n"
+        "    prepare(sys.argv[1], EngineConfig.create(engine=engine))\n"
+        "except CapacityError as error:\n"
+        "    print(error.what, error.hint, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True)
+    assert done.stdout.startswith("max_num_seqs 100000 needs 100000 state slots"), done.stderr
+    assert "--set engine.max_num_seqs=" in done.stdout and done.stdout.endswith(" False\n")
 
 
 def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(model: Path) -> None:

@@ -1,7 +1,9 @@
 """The line editor: keys, paste, history, completion. The only file that knows prompt_toolkit."""
 
+import select
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
@@ -14,7 +16,8 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import DummyHistory, History
 from prompt_toolkit.input import create_input
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 
@@ -89,7 +92,21 @@ class Prompt:
             EOFError: Ctrl-D on an empty line, or the terminal is gone.
         """
         self._enter.drop()
-        return self._session.prompt(default=prefilled)
+        self._take_what_waits()
+        try:
+            return self._session.prompt(default=prefilled)
+        finally:
+            self._mark_pastes()
+
+    @contextmanager
+    def pastes_marked(self) -> Iterator[None]:
+        """Within, the terminal marks what is pasted also while nothing is read: during an answer."""
+        self._mark_pastes()
+        try:
+            yield
+        finally:
+            self._output.disable_bracketed_paste()
+            self._output.flush()
 
     def confirm(self, question: str) -> bool:
         """A yes or no; anything but a yes is a no."""
@@ -104,11 +121,26 @@ class Prompt:
             return session.prompt().strip().lower() in ("y", "yes")
         except (EOFError, PromptInterrupt):
             return False
+        finally:
+            self._mark_pastes()
 
     def forget(self) -> None:
         """Drop the texts of earlier chats from memory too."""
         if isinstance(self._history, _StoredHistory):
             self._history.forget()
+
+    def _mark_pastes(self) -> None:
+        # Reading a line ends with the marks switched off.
+        self._output.enable_bracketed_paste()
+        self._output.flush()
+
+    def _take_what_waits(self) -> None:
+        """Keys that came while nobody read: lines that were typed ahead, each of them for itself."""
+        keys = get_typeahead(self._input)
+        while not self._input.closed and select.select([self._input.fileno()], [], [], 0)[0]:
+            keys += self._input.read_keys()
+        self._enter.typed_ahead = keys
+        store_typeahead(self._input, keys)
 
     def _bindings(self) -> KeyBindings:
         bindings = KeyBindings()
@@ -119,7 +151,7 @@ class Prompt:
             if self.newline_on_enter or opens_block(event.current_buffer.text):
                 _break_line(event.current_buffer)
             else:
-                self._enter.hold(event.app)
+                self._enter.press(event)
 
         @bindings.add("escape", "enter", filter=typing)
         def alt_enter(event: KeyPressEvent) -> None:
@@ -147,12 +179,23 @@ class _HeldEnter:
     """Holds an Enter back for a moment: if more arrives in it, this was a line break of pasted text.
 
     A terminal without bracketed paste sends pasted lines like typed ones, only faster.
+
+    Attributes:
+        typed_ahead: keys that were there before the prompt was. They all come at once, however slowly
+            they were typed; an Enter among them sends.
     """
 
     def __init__(self) -> None:
+        self.typed_ahead: list[KeyPress] = []
         self._cancel: Callable[[], None] | None = None
 
-    def hold(self, app: Application[str]) -> None:
+    def press(self, event: KeyPressEvent) -> None:
+        if any(key is event.key_sequence[-1] for key in self.typed_ahead):
+            event.current_buffer.validate_and_handle()
+        else:
+            self._hold(event.app)
+
+    def _hold(self, app: Application[str]) -> None:
         assert app.loop is not None
 
         def send() -> None:

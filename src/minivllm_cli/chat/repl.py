@@ -62,6 +62,7 @@ class Repl:
         """
         with (
             keys_held_back() as self._restore_terminal,
+            self.prompt.pastes_marked(),
             self._interrupts.stopping_with(self._on_signal),
         ):
             while True:

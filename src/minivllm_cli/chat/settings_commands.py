@@ -51,8 +51,10 @@ def system(repl: "Repl", argument: str) -> None:
 
 
 def set_key(repl: "Repl", argument: str) -> None:
-    """`/set KEY VALUE`"""
+    """`/set KEY VALUE`, or `KEY=VALUE` as `--set` takes it."""
     key, _, text = argument.partition(" ")
+    if "=" in key:
+        key, _, text = argument.partition("=")
     if not key:
         raise CliError("/set needs a key and a value", hint="/set temperature 0.7")
     if key not in SAMPLING_KEYS:

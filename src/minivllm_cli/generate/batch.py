@@ -3,32 +3,23 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine_factory
 from minivllm_cli.command import Invocation
 from minivllm_cli.console import guard_stdout
+from minivllm_cli.generate.checked_batch import Batch, check_batch
 from minivllm_cli.generate.dry_run import run_dry
 from minivllm_cli.generate.fingerprint import fingerprint_parts
-from minivllm_cli.generate.flags import GenerateFlags, InputFormat, OnError, Resume
+from minivllm_cli.generate.flags import GenerateFlags, OnError, Resume
 from minivllm_cli.generate.input_file import InputFile
-from minivllm_cli.generate.job_source import JobSource
 from minivllm_cli.generate.journal import Journal
-from minivllm_cli.generate.line_parser import LineParser
 from minivllm_cli.generate.line_types import BadLine
-from minivllm_cli.generate.output_target import (
-    OutputTarget,
-    check_output,
-    check_side_file,
-    check_summary,
-)
-from minivllm_cli.generate.overrides import Overrides, check_thinking
+from minivllm_cli.generate.overrides import Overrides
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.records import bad_line_record
-from minivllm_cli.generate.remedies import Remedies
 from minivllm_cli.generate.report import (
+    leave_summary,
     report_bad_lines,
     report_end,
     report_interrupt,
@@ -36,33 +27,16 @@ from minivllm_cli.generate.report import (
 )
 from minivllm_cli.generate.resuming import refuse_to_lose
 from minivllm_cli.generate.run_loop import RunLoop
-from minivllm_cli.generate.scan import Scan, Selection, failed_ids
+from minivllm_cli.generate.scan import Scan
 from minivllm_cli.generate.sinks import Sink, open_sink
-from minivllm_cli.generate.tally import Tally
-from minivllm_cli.generate.verify import Verifier, VerifyCounts
+from minivllm_cli.generate.verify import Verifier
 from minivllm_cli.inspect_cache.watch import CacheWatch, cache_watch
 from minivllm_cli.problems import CliError
 from minivllm_cli.progress import Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
 
 if TYPE_CHECKING:
-    from minivllm_engine.prepare import PreparedModel
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One call of `generate`, checked; nothing is written yet. `prepared` is None for a dry run."""
-
-    run: Invocation
-    settings: Settings
-    flags: GenerateFlags
-    overrides: Overrides
-    model_path: Path
-    prepared: "PreparedModel | None"
-    source: JobSource
-    target: OutputTarget
-    tally: Tally
-    remedies: Remedies
+    pass
 
 
 def run_batch(
@@ -97,6 +71,7 @@ def run_batch(
         if not finished:
             sink.stop()
             watch.warn()
+            leave_summary(flags.summary, batch.tally, run.console)
             if batch.tally.num_records or batch.tally.generate_s:
                 report_interrupt(run.console, batch.tally, scan, flags, batch.target)
             return run.interrupts.exit_code
@@ -105,69 +80,6 @@ def run_batch(
         advice = batch.remedies.advice(batch.tally)
         code = report_end(run.console, batch.tally, scan, flags, batch.source.source, advice)
         return code if run.interrupts.received is None else run.interrupts.exit_code
-
-
-def check_batch(
-    run: Invocation,
-    settings: Settings,
-    flags: GenerateFlags,
-    overrides: Overrides,
-    stack: ExitStack,
-) -> Batch:
-    """Everything that can be found out before the model is touched."""
-    source: InputFile | None = None
-    tally = Tally(verify=None if flags.verify is None else VerifyCounts())
-    selection = _selection(flags)
-    if flags.input is not None:
-        run.interrupts.activity = "reading the input"
-        source = InputFile.open(flags.input, run.console)
-        stack.callback(source.close)
-    target = OutputTarget(None)
-    if not flags.dry_run:
-        resume = str(flags.resume) if flags.resume else None
-        output = flags.output or "-"
-        target = check_output(output, source, resume=resume, overwrite=flags.overwrite)
-        check_summary(flags.summary, source, target, flags.only_failed)
-        others = {"--only-failed": flags.only_failed, "--summary": flags.summary}
-        check_side_file(
-            *("--cache-dump", flags.cache_dump, "cache.json", others), source=source, target=target
-        )
-    run.interrupts.activity = "looking at the model"
-    prepared = None
-    if flags.dry_run:  # which shows what would be refused
-        model_path = engine_factory.find_model(settings.model)
-        settings = engine_factory.add_model_sampling(settings, model_path)
-        tokenizer = engine_factory.load_tokenizer(model_path)
-    else:
-        prepared = engine_factory.prepare_model(settings)
-        model_path, tokenizer = prepared.path, prepared.tokenizer
-        settings = settings.with_model_sampling(prepared.generation_config.sampling)
-    check_thinking(overrides.think, tokenizer, settings.model)
-
-    def make_parser() -> LineParser:
-        return LineParser(
-            as_text=flags.input_format is InputFormat.TEXT,
-            defaults=overrides.defaults,
-            forced=overrides.forced,
-        )
-
-    single = None
-    if flags.prompt is not None:
-        chat = not flags.raw and tokenizer.has_chat_template
-        single = make_parser().single(flags.prompt, chat=chat)
-    remedies = Remedies(settings, model_path)
-    jobs = JobSource(source, selection, flags, settings, make_parser, overrides.think, single)
-    return Batch(
-        run, settings, flags, overrides, model_path, prepared, jobs, target, tally, remedies
-    )
-
-
-def _selection(flags: GenerateFlags) -> Selection:
-    ids = frozenset(flags.select) if flags.select else None
-    if flags.only_failed is not None:
-        failed = failed_ids(flags.only_failed)
-        ids = failed if ids is None else ids & failed
-    return Selection(flags.limit, ids)
 
 
 def _open_journal(batch: Batch, stack: ExitStack) -> Journal | None:
@@ -208,7 +120,7 @@ def scan_input(batch: Batch, journal: Journal | None) -> Scan:
     if journal is not None and journal.num_resumed:
         again = scan.num_failed_before
         console.note(
-            f"resuming: {scan.num_done}/{scan.total} done"
+            f"resuming: {scan.counted(scan.num_done)} done"
             + (f", {again} failed will be retried" if again else "")
         )
     return scan
@@ -274,6 +186,7 @@ def answer_jobs(
                 truncate=flags.truncate,
             )
             progress = Progress("generate", scan.num_sequences_done, scan.num_sequences)
+            progress.unit = "outputs" if scan.counts_outputs else ""
             verifier = None
             if flags.verify is not None:
                 verifier = Verifier(llm, flags.verify, run.console)

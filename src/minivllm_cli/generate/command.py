@@ -3,7 +3,8 @@
 import typer
 
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.generate.flags import GenerateFlags, check_combination, check_thinking_flags
+from minivllm_cli.generate.flag_checks import check_combination, check_thinking_flags
+from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.options import EngineFlags, ModelArgument, SamplingFlags, ThinkFlags
 
 

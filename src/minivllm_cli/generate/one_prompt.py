@@ -13,7 +13,7 @@ from minivllm_cli.generate.output_target import OutputTarget, check_side_file, c
 from minivllm_cli.generate.overrides import Overrides, check_thinking
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.remedies import Remedies
-from minivllm_cli.generate.report import write_summary
+from minivllm_cli.generate.report import leave_summary, write_summary
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.inspect_cache.watch import CacheWatch, cache_watch
 from minivllm_cli.problems import ExitCode, Problem
@@ -24,6 +24,7 @@ from minivllm_engine.request import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
+    from minivllm_engine.prepare import PreparedModel
 
 
 def stream_prompt(
@@ -40,10 +41,32 @@ def stream_prompt(
     prepared = engine_factory.prepare_model(settings)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
-    results = claim_stdout()
-    reporter = make_reporter(settings.output.progress, run.console)
     tally = Tally()
     watch = cache_watch(flags.cache_dump, "generate", settings, prepared, run.console)
+    try:
+        last = _answer(run, prepared, settings, flags, overrides, watch, tally)
+    except KeyboardInterrupt:
+        leave_summary(flags.summary, tally, run.console)
+        raise
+    tally.add_output(last)
+    code = _report(run.console, last, tally)
+    write_summary(flags.summary, tally)
+    watch.check()
+    return code
+
+
+def _answer(
+    run: Invocation,
+    prepared: "PreparedModel",
+    settings: Settings,
+    flags: GenerateFlags,
+    overrides: Overrides,
+    watch: CacheWatch,
+    tally: Tally,
+) -> RequestOutput:
+    """Load the model, and let it answer on stdout."""
+    results = claim_stdout()
+    reporter = make_reporter(settings.output.progress, run.console)
     run.interrupts.activity = "loading the model"
     with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=settings.model))
@@ -62,14 +85,11 @@ def stream_prompt(
                 show_reasoning=not flags.strip_thinking,
             )
             remedies = Remedies(settings, prepared.path)
-            last = _stream(llm, settings, flags, overrides, writer, remedies, watch)
-            tally.generate_s = time.monotonic() - tally.started - tally.load_s
-            tally.stats = llm.stats()
-    tally.add_output(last)
-    code = _report(run.console, last, tally)
-    write_summary(flags.summary, tally)
-    watch.check()
-    return code
+            try:
+                return _stream(llm, settings, flags, overrides, writer, remedies, watch)
+            finally:
+                tally.generate_s = time.monotonic() - tally.started - tally.load_s
+                tally.stats = llm.stats()
 
 
 def _stream(

@@ -46,15 +46,15 @@ def report_interrupt(
     console: Console, tally: Tally, scan: Scan, flags: GenerateFlags, target: OutputTarget
 ) -> None:
     """How much is safe, and what continues it."""
-    done = tally.num_records
+    done = scan.counted(tally.num_records)
     if not target.is_file:
-        console.write_line(f"{done}/{scan.total} written; a new run starts again")
+        console.write_line(f"{done} written; a new run starts again")
     elif flags.overwrite:
         console.write_line(
-            f"{done}/{scan.total} saved. Re-run the same command without --overwrite to continue."
+            f"{done} saved. Re-run the same command without --overwrite to continue."
         )
     else:
-        console.write_line(f"{done}/{scan.total} saved. Re-run the same command to continue.")
+        console.write_line(f"{done} saved. Re-run the same command to continue.")
 
 
 def report_end(
@@ -113,6 +113,15 @@ def _report_verify(console: Console, tally: Tally) -> ExitCode:
         )
     )
     return ExitCode.CHECK_FAILED
+
+
+def leave_summary(path: Path | None, tally: Tally, console: Console) -> None:
+    """Write `--summary` of a run that a signal ended early: as far as it came, and saying so."""
+    tally.complete = False
+    try:
+        write_summary(path, tally)
+    except OutputFailed as error:
+        console.warn(error.problems[0].what)
 
 
 def write_summary(path: Path | None, tally: Tally) -> None:

@@ -198,9 +198,11 @@ class RunLoop:
             return self._llm.step()
         except Exception as error:
             message = " ".join(str(error).split()) or type(error).__name__
+            progress = self._progress
+            unit = f" {progress.unit}" if progress.unit else ""
             raise EngineDied(
                 f"engine failed: {message} in step {self._llm.stats().num_steps}",
-                why=f"{type(error).__name__}; {self._progress.done:,} of {self._progress.total:,} done",
+                why=f"{type(error).__name__}; {progress.done:,} of {progress.total:,}{unit} done",
             ) from error
 
     def _finish(self, running: _Running, output: RequestOutput) -> None:

@@ -67,6 +67,15 @@ class Scan:
         """Lines that the model has to answer."""
         return self.total - self.num_bad - self.num_done
 
+    @property
+    def counts_outputs(self) -> bool:
+        """Do some lines ask for several outputs, so that these must be told from requests?"""
+        return self.num_sequences != self.total
+
+    def counted(self, done: int) -> str:
+        """How many of the lines are done: "812/1000", with their unit where outputs are counted beside."""
+        return f"{done}/{self.total}{' requests' if self.counts_outputs else ''}"
+
     def add(self, line: Line, *, done: bool, failed_before: bool) -> None:
         """Count one line."""
         self.indices.append(line.index)

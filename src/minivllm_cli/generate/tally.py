@@ -23,6 +23,7 @@ class Tally:
         num_run: requests that were run to their end, well or not: those whose tokens are counted.
         misses: of those, by their miss reason.
         verify: what came of the replays, if there were to be any.
+        complete: the run came to its end; False once a signal ended it early.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -45,6 +46,7 @@ class Tally:
     e2e: "array[float]" = field(default_factory=lambda: array("d"))
     stats: EngineStats | None = None
     verify: VerifyCounts | None = None
+    complete: bool = True
 
     @property
     def hit(self) -> float:
@@ -91,6 +93,7 @@ class Tally:
         generate = self.generate_s
         document: dict[str, Any] = {
             "schema_version": 1,
+            "complete": self.complete,
             "requests": {
                 "ok": self.num_ok,
                 "failed": dict(self.failed),

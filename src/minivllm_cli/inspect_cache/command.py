@@ -41,7 +41,11 @@ class InspectFlags(OptionGroup):
     ] = None
     solve: Annotated[
         Solvable | None,
-        _option("--solve", panel=_PLAN, help="Print the largest value that fits, as YAML to paste"),
+        _option(
+            "--solve",
+            panel=_PLAN,
+            help="Print the largest value that fits with nothing else lowered, as YAML to paste",
+        ),
     ] = None
     input: Annotated[
         str | None,
@@ -49,6 +53,14 @@ class InspectFlags(OptionGroup):
             "-i", "--input", metavar="FILE|-", panel=_RUN, help="Prompts as JSON lines, to be run"
         ),
     ] = None
+    recalibrate: Annotated[
+        bool,
+        _option(
+            "--recalibrate",
+            panel=_RUN,
+            help="Print the KV blocks that the measured graph reserve allows, as YAML to paste",
+        ),
+    ] = False
     sort: Annotated[
         SortKey | None,
         _option("--sort", panel=_TREE, help="What comes first; hits if nothing is said"),
@@ -117,9 +129,8 @@ class InspectFlags(OptionGroup):
         if view == "plan":
             _refuse(tree, "the views that show a tree", "minivllm inspect-cache run --input FILE")
         if view != "run":
-            _refuse(
-                [("--input", self.input)], "the view run", "minivllm inspect-cache run --input FILE"
-            )
+            run = [("--input", self.input), ("--recalibrate", self.recalibrate)]
+            _refuse(run, "the view run", "minivllm inspect-cache run --input FILE")
         elif self.input is None:
             raise CliError("run: there are no requests to run", hint="--input FILE (- for stdin)")
 
@@ -181,8 +192,7 @@ def register(app: typer.Typer) -> None:
         if view == "run":
             from minivllm_cli.inspect_cache.run_view import show_run
 
-            assert flags.input is not None
-            return show_run(run, settings, flags.input, options, as_json=flags.json_)
+            return show_run(run, settings, flags, options)
         from minivllm_cli.inspect_cache.plan_view import show_plan
 
         return show_plan(run, settings, flags)

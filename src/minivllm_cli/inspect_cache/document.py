@@ -7,7 +7,12 @@ from minivllm_cli.engine_factory import ModelShape
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.memory_fit import Fit
 from minivllm_engine.memory_layout import MemoryPlan
-from minivllm_engine.memory_limits import Planner, largest_max_num_seqs, what_fits
+from minivllm_engine.memory_limits import (
+    Planner,
+    refused_above,
+    unlowered_max_num_seqs,
+    what_fits,
+)
 from minivllm_engine.memory_sizes import conv_state_bytes, graph_sizes, kv_saved
 
 SCHEMA_VERSION = 1
@@ -38,6 +43,8 @@ def plan_document(
     plan = result.plan
     positions = shape.config.max_position_embeddings
     cells = what_fits(config, plan, planner, positions=positions) if matrix else []
+    accepted = refused_above(config, planner)
+    unlowered = unlowered_max_num_seqs(config, result, planner)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "cache",
@@ -50,8 +57,10 @@ def plan_document(
             "max_num_seqs": plan.max_num_seqs,
             "max_model_len": plan.max_model_len,
             "max_num_batched_tokens": plan.max_num_batched_tokens,
-            "largest_max_num_seqs": largest_max_num_seqs(config, result, planner),
-            "bound_by": "kv" if plan.num_blocks < plan.max_num_seqs else "state",
+            "largest_max_num_seqs": accepted.value,
+            "bound_by": accepted.bound_by,
+            "unlowered_max_num_seqs": unlowered.value,
+            "unlowered_bound_by": unlowered.bound_by,
             "full_length_requests": plan.full_length_requests if result.ok else 0,
             "min_reusable_prefix": plan.min_reusable_prefix,
             "kv_tokens_per_slot": plan.kv_tokens_per_slot,
@@ -96,6 +105,7 @@ def _pools(plan: MemoryPlan, shape: ModelShape) -> dict[str, Any]:
             "block_size": plan.block_size,
             "unit_bytes": plan.block_bytes,
             "total": plan.num_blocks,
+            "sinks": 1,
             "used": 0,
             "peak": 0,
             "bytes_per_token": plan.block_bytes // plan.block_size,
@@ -105,6 +115,7 @@ def _pools(plan: MemoryPlan, shape: ModelShape) -> dict[str, Any]:
         "state": {
             "unit_bytes": plan.slot_bytes,
             "total": plan.max_num_seqs,
+            "sinks": 1,
             "used": 0,
             "peak": 0,
             "per_request": 1,
@@ -114,6 +125,7 @@ def _pools(plan: MemoryPlan, shape: ModelShape) -> dict[str, Any]:
         "snapshots": {
             "unit_bytes": plan.slot_bytes,
             "total": plan.num_snapshots,
+            "sinks": 0,
             "used": 0,
             "peak": 0,
         },

@@ -68,6 +68,7 @@ class Device(_Part):
 class _Pool(_Part):
     unit_bytes: Count
     total: Size
+    sinks: Count
     used: Count
     peak: Count
 
@@ -97,7 +98,9 @@ class Limits(_Part):
     max_model_len: Count
     max_num_batched_tokens: Count
     largest_max_num_seqs: Count
-    bound_by: Literal["kv", "state"]
+    bound_by: Literal["kv", "state", "snapshots"] | None
+    unlowered_max_num_seqs: Count
+    unlowered_bound_by: Literal["kv", "state", "snapshots"] | None
     full_length_requests: Count
     min_reusable_prefix: Count | None
     kv_tokens_per_slot: Count

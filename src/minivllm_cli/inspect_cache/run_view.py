@@ -1,19 +1,30 @@
 """The view `run`: the requests of a file are run, and what they did to the cache is shown."""
 
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import claim_stdout
-from minivllm_cli.generate.batch import answer_jobs, check_batch, scan_input
+from minivllm_cli.console import Results, claim_stdout
+from minivllm_cli.generate.batch import answer_jobs, scan_input
+from minivllm_cli.generate.checked_batch import check_batch
 from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.generate.overrides import Overrides
 from minivllm_cli.generate.report import report_end
 from minivllm_cli.inspect_cache.live_document import LiveDocument
+from minivllm_cli.inspect_cache.recalibration import (
+    Recalibration,
+    check_has_graphs,
+    recalibrate,
+)
 from minivllm_cli.inspect_cache.tree import TreeOptions
-from minivllm_cli.inspect_cache.view import show_document
+from minivllm_cli.inspect_cache.view import render_document, show_document
 from minivllm_cli.inspect_cache.watch import CacheWatch
 from minivllm_cli.settings import Settings
+from minivllm_engine.errors import CapacityError
+
+if TYPE_CHECKING:
+    from minivllm_cli.inspect_cache.command import InspectFlags
 
 
 class _Nowhere:
@@ -30,19 +41,26 @@ class _Nowhere:
 
 
 def show_run(
-    run: Invocation, settings: Settings, source: str, options: TreeOptions, *, as_json: bool
+    run: Invocation,
+    settings: Settings,
+    flags: "InspectFlags",
+    options: TreeOptions,
 ) -> int:
-    """Run the requests in `source`, show the document on stdout. Returns the exit code of `generate`.
+    """Run the requests of `--input`, show the document on stdout. Returns the exit code of `generate`.
 
-    A signal ends the run early, and what is known by then is shown.
+    With `--recalibrate` stdout gets its YAML, and the document moves to stderr. A signal ends the run
+    early, and what is known by then is shown.
 
     Raises:
         CliError, EngineError: the run cannot be begun, or could not be finished.
+        CapacityError: the graph reserve was too small; the document is shown before.
     """
-    flags, overrides = GenerateFlags(input=source), Overrides(None, {}, {})
+    generate, overrides = GenerateFlags(input=flags.input), Overrides(None, {}, {})
     with ExitStack() as stack:
-        batch = check_batch(run, settings, flags, overrides, stack)
+        batch = check_batch(run, settings, generate, overrides, stack)
         assert batch.prepared is not None
+        if flags.recalibrate:
+            check_has_graphs(batch.prepared.plan)
         scan = scan_input(batch, None)
         live = LiveDocument("run", settings, batch.prepared, with_text=options.with_text)
         watch = CacheWatch(live, None, run.console)
@@ -51,11 +69,43 @@ def show_run(
             finished = answer_jobs(batch, scan, None, _Nowhere(), watch)
         except KeyboardInterrupt:
             finished = False
+        shown = _Shown(run, results, options, flags.json_)
         document = live.planned() if watch.last is None else watch.last
-        show_document(document, options, results.write_text, run.console, as_json=as_json)
+        if flags.recalibrate and live.load_report is not None:
+            plan, config = batch.prepared.plan, settings.engine_config
+            try:
+                found = recalibrate(live.load_report, plan, config, live.planner)
+            except CapacityError:
+                shown.document(document)
+                raise
+            shown.recalibration(document, found)
+        else:
+            shown.document(document)
         if not finished:
             done, total = batch.tally.num_records, scan.total
             run.console.write_line(f"{done:,}/{total:,} requests were run")
             return run.interrupts.exit_code
         advice = batch.remedies.for_waiting(batch.tally)
-        return report_end(run.console, batch.tally, scan, flags, batch.source.source, advice)
+        return report_end(run.console, batch.tally, scan, generate, batch.source.source, advice)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Where the view goes."""
+
+    run: Invocation
+    results: Results
+    options: TreeOptions
+    as_json: bool
+
+    def document(self, document: dict[str, Any]) -> None:
+        write, console = self.results.write_text, self.run.console
+        show_document(document, self.options, write, console, as_json=self.as_json)
+
+    def recalibration(self, document: dict[str, Any], found: Recalibration) -> None:
+        if self.as_json:
+            self.document({**document, "recalibration": found.document()})
+            return
+        for line in render_document(document, self.options).splitlines():
+            self.run.console.note(line)
+        self.results.write_text(found.yaml())

@@ -10,9 +10,20 @@ from minivllm_engine.memory_fit import Fit
 from minivllm_engine.memory_limits import (
     Planner,
     largest_max_model_len,
-    largest_max_num_seqs,
+    unlowered_max_num_seqs,
     with_engine,
 )
+
+_MEANING = {
+    "max_num_seqs": (
+        "the most sequences, with a KV block each, that fit beside one",
+        "of max_model_len tokens and the state snapshots",
+    ),
+    "max_model_len": (
+        "the longest sequence, within the model's positions, that",
+        "fits beside max_num_seqs state slots and the state snapshots",
+    ),
+}
 
 
 class Solvable(StrEnum):
@@ -36,13 +47,21 @@ class Solution:
 
     def document(self) -> dict[str, Any]:
         """As it stands in the JSON document."""
-        return {"key": self.key.value, "config": {"engine": self.engine}}
+        meaning = " ".join(_MEANING[self.key.value])
+        return {"key": self.key.value, "meaning": meaning, "config": {"engine": self.engine}}
 
     def yaml(self) -> str:
         """A config file, or a part of one."""
-        lines = [f"  {key}: {value}\n" for key, value in self.engine.items()]
+        first, *more = _MEANING[self.key.value]
         fitting = self.result.plan.full_length_requests
-        return f"# full-length requests at once: {fitting}\nengine:\n" + "".join(lines)
+        lines = [
+            f"# {self.key.value} is {first}",
+            *(f"# {text}" for text in more),
+            f"# requests of max_model_len tokens at once: {fitting:,}",
+            "engine:",
+            *(f"  {key}: {value}" for key, value in self.engine.items()),
+        ]
+        return "".join(f"{line}\n" for line in lines)
 
 
 def without(config: EngineConfig, key: Solvable) -> EngineConfig:
@@ -53,7 +72,7 @@ def without(config: EngineConfig, key: Solvable) -> EngineConfig:
 def solve(
     key: Solvable, shape: ModelShape, config: EngineConfig, result: Fit, planner: Planner
 ) -> Solution:
-    """The largest value of `key` that fits beside everything else of a plan.
+    """The largest value of `key` that fits beside everything else of a plan, nothing of it lowered.
 
     Args:
         config: with `key` left open.
@@ -61,7 +80,8 @@ def solve(
     """
     plan = result.plan
     if key is Solvable.MAX_NUM_SEQS:
-        count, length = largest_max_num_seqs(config, result, planner), plan.max_model_len
+        count = unlowered_max_num_seqs(config, result, planner).value
+        length = plan.max_model_len
     else:
         count = plan.max_num_seqs
         positions = shape.config.max_position_embeddings

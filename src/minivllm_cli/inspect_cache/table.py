@@ -5,7 +5,8 @@ from typing import Any
 
 from minivllm_engine.units import format_size
 
-_NAMES = {"unused": "unused in the budget", "outside budget": "outside the budget"}
+_NAMES = {"unused": "unused in budget"}
+_POOLS = {"state": "state slots", "kv": "KV blocks", "snapshots": "snapshots"}
 
 
 def render_table(document: dict[str, Any]) -> str:
@@ -75,11 +76,17 @@ def _detail(row: str, device: dict[str, Any], limits: dict[str, Any], pools: dic
         "weights": device["dtype"],
         "activations": f"a step of {limits['max_num_batched_tokens']:,} tokens",
         "graph reserve": f"for batches ≤ {sizes[-1]} ({len(sizes)})" if sizes else "no graphs",
-        "state slots": f"({state['total']:,} + 1) × {slot}",
-        "snapshots": f"{snapshots['total']:,} × {slot}",
-        "KV blocks": f"{kv['total'] * kv['block_size']:,} tok = {kv['total']:,} × {kv['block_size']}",
+        "state slots": f"{_with_sinks(state)} × {slot}",
+        "snapshots": f"{_with_sinks(snapshots)} × {slot}",
+        "KV blocks": f"{_with_sinks(kv)} × {format_size(kv['unit_bytes'])}",
     }
     return details.get(row, "")
+
+
+def _with_sinks(pool: dict[str, Any]) -> str:
+    """How many there are: those that requests can have, and the one that idle lanes write to."""
+    sinks = pool["sinks"]
+    return f"({pool['total']:,} + {sinks} sink)" if sinks else f"{pool['total']:,}"
 
 
 def _unit_lines(
@@ -96,6 +103,8 @@ def _unit_lines(
         f"a token of KV: {format_size(kv['bytes_per_token'])} in {some} of {all_} layers, "
         f"{kv['saved']:.0%} less than in all of them"
     )
+    tokens = max(kv["total"], 0) * kv["block_size"]
+    yield f"KV holds {tokens:,} tokens, {kv['block_size']} in a block"
     if kv["bytes_per_token"]:
         yield f"exchange rate: 1 state slot or snapshot = {limits['kv_tokens_per_slot']:,} KV tokens"
     shortest = limits["min_reusable_prefix"]
@@ -106,11 +115,16 @@ def _unit_lines(
 
 
 def _fits_lines(limits: dict[str, Any]) -> Iterator[str]:
-    bound = {"state": "state slots", "kv": "KV blocks"}[limits["bound_by"]]
-    yield f"fits: max_num_seqs ≤ {limits['largest_max_num_seqs']:,} ({bound})"
+    most, unlowered = limits["largest_max_num_seqs"], limits["unlowered_max_num_seqs"]
+    length = f"{limits['max_model_len']:,}"
+    if limits["bound_by"] is None:
+        yield "fits: any max_num_seqs"
+    else:
+        yield f"fits: max_num_seqs ≤ {most:,} ({_POOLS[limits['bound_by']]}); more ends with exit code 4"
+    if unlowered != most:
+        yield f"      ≤ {unlowered:,} with a KV block each, max_model_len {length} and snapshots kept"
     yield (
-        f"at max_model_len {limits['max_model_len']:,}: "
-        f"{limits['full_length_requests']:,} full-length requests at once"
+        f"at max_model_len {length}: {limits['full_length_requests']:,} full-length requests at once"
     )
 
 

@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from minivllm_engine.nvidia_smi import GpuState, parse_state
 
 from minivllm_cli.bench.figures import describe, interval_of_change, outliers, percentile
 from minivllm_cli.bench.gpu_state import GpuWatch
+from minivllm_engine.nvidia_smi import GpuState, parse_state
 
 
 def test_percentiles_are_interpolated() -> None:

@@ -58,6 +58,10 @@ def test_wrong_lines_are_neither_sent_nor_fatal(chat):
         assert "/set temprature: no such key" in terminal.ask("/set temprature 1")
         assert "/set temperature -1" in terminal.ask("/set temperature -1")
         assert "/set temperature x" in terminal.ask("/set temperature x")
+        wrong = terminal.ask("/set temperature=abc")
+        assert wrong == "error: /set temperature=abc: should be a valid number"
+        assert terminal.ask("/set temperature=0.25") == "temperature 0.25"
+        assert "/set temprature: no such key" in terminal.ask("/set temprature=1")
         assert "/seed x: not a whole number" in terminal.ask("/seed x")
         assert "/show setings: no such topic" in terminal.ask("/show setings")
         assert "try: /show settings" in terminal.text

@@ -200,6 +200,52 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(chat):
         assert answer == "1 2 3 4 5 6 7 8"
 
 
+def test_lines_typed_during_an_answer_are_handled_one_by_one(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("slow count 8" + ENTER)
+        terminal.wait_for("1 2")
+        for line in ("echo one", "/stats off", "", '"""', "two", "lines", '"""', "half"):
+            terminal.type(line + (ENTER if line != "half" else ""))
+        terminal.wait_for("You said: two")
+        terminal.wait_for("> half")
+        assert "statistics off" in terminal.lines
+        terminal.type(" a line" + ENTER)
+        terminal.wait_for("You said: half a line")
+    assert chat.questions == ["slow count 8", "echo one", "two\nlines", "half a line"]
+
+
+def test_leaving_can_be_typed_ahead(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("slow count 8" + ENTER)
+        terminal.wait_for("1 2")
+        terminal.type(f"echo one{ENTER}/exit{ENTER}echo two{ENTER}")
+        assert terminal.wait_for_exit() == 0
+    assert chat.questions == ["slow count 8", "echo one"]
+
+
+def test_k5_what_is_pasted_during_an_answer_is_one_message(chat):
+    pasted = "a\n/exit\n\n" + "long " * 400 + "\nb"
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("slow count 8" + ENTER)
+        terminal.wait_for("1 2")
+        # The terminal is asked for marks again when the prompt has gone.
+        assert terminal.raw.rindex(b"\x1b[?2004h") > terminal.raw.rindex(b"\x1b[?2004l")
+        terminal.type(PASTE_BEGIN + pasted.replace("\n", "\r") + PASTE_END)
+        terminal.wait_for("· stop")
+        terminal.watch(0.3)
+        assert len(chat.requests) == 1, "a paste is not sent by itself"
+        terminal.type(ENTER)
+        terminal.wait_until(lambda: len(chat.requests) == 2, "the second request")
+        terminal.wait_for_prompt()
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_exit() == 0
+        assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
+    assert chat.questions[1] == pasted
+
+
 def test_vi_keys(chat):
     with chat.open("--vi") as terminal:
         terminal.wait_for_prompt()

@@ -207,3 +207,73 @@ def test_an_interrupt_with_nothing_finished_says_so(program: Program, fake_model
     done = program.finish(process)
     assert done.code == 130
     assert done.err_lines[-1].startswith("0/1 saved.")
+
+
+def test_the_summary_of_an_interrupted_run_says_that_it_is_not_complete(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    args = _args(fake_model, source, "--summary", "sum.json")
+    process = program.start(*args, FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="4")
+    program.interrupt_when(lambda: _journal_lines(program) > 5, process, signal.SIGINT)
+    done = program.finish(process)
+    saved = _journal_lines(program) - 1
+    assert done.code == 130 and done.err_lines[-1].startswith(f"{saved}/40 saved.")
+    summary = json.loads((program.home / "sum.json").read_text())
+    assert summary["complete"] is False
+    assert summary["requests"]["ok"] == saved and summary["seconds"]["generate"] > 0
+    assert program.run(*args).code == 0
+    summary = json.loads((program.home / "sum.json").read_text())
+    assert summary["complete"] is True
+    assert (summary["requests"]["ok"], summary["requests"]["resumed"]) == (40, saved)
+
+
+def test_a_summary_that_cannot_be_left_is_a_warning_and_no_other_exit_code(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    (program.home / "side").mkdir()
+    args = _args(fake_model, source, "--summary", "side/sum.json")
+    process = program.start(*args, FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="4")
+    wait_for(lambda: _journal_lines(program) > 2)
+    (program.home / "side").rmdir()
+    process.send_signal(signal.SIGINT)
+    done = program.finish(process)
+    assert done.code == 130
+    assert any(line.startswith("warning: cannot write side/sum.json") for line in done.err_lines)
+    assert "saved. Re-run the same command" in done.err_lines[-1]
+
+
+def test_one_prompt_that_is_interrupted_leaves_a_summary_too(
+    program: Program, fake_model: Path
+) -> None:
+    process = program.start(
+        *("generate", fake_model, "-p", "forever", "--summary", "sum.json"),
+        FAKE_STEP_SECONDS="0.05",
+        FAKE_TOKENS="1",
+    )
+    wait_for(lambda: any("add" in entry for entry in program.engine_log))
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert program.finish(process).code == 130
+    summary = json.loads((program.home / "sum.json").read_text())
+    assert (summary["complete"], summary["requests"]["ok"]) == (False, 0)
+    assert summary["seconds"]["generate"] > 0
+
+
+def test_where_requests_have_several_outputs_both_counts_name_their_unit(
+    program: Program, fake_model: Path
+) -> None:
+    lines = [{"prompt": f"count {40 + n}", "n": 3} for n in range(12)]
+    source = program.write_lines("in.jsonl", lines)
+    args = _args(fake_model, source, "--set", "output.progress=json")
+    process = program.start(*args, FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="8")
+    program.interrupt_when(lambda: _journal_lines(program) > 3, process, signal.SIGINT)
+    done = program.finish(process)
+    saved = _journal_lines(program) - 1
+    events = [json.loads(line) for line in done.err_lines]
+    last = f"{saved}/12 requests saved. Re-run the same command to continue."
+    assert events[-1]["message"] == last
+    shown = [e for e in events if e["event"] == "progress" and e["phase"] == "generate"]
+    assert {(e["total"], e["unit"]) for e in shown} == {(36, "outputs")}
+    again = program.run(*_args(fake_model, source, "--set", "output.progress=plain"))
+    assert f"resuming: {saved}/12 requests done" in again.err_lines
+    assert any(line.startswith("generate 36/36 outputs 100%") for line in again.err_lines)

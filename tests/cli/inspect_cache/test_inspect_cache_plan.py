@@ -1,6 +1,7 @@
 """`inspect-cache plan`: the table, the document, exit codes, without weights and without torch."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,21 +89,20 @@ def test_f5_rows_add_up_to_the_device(real: Program, args: list[str]) -> None:
     assert sum(rows_of(record).values()) == device["total"]
     assert device["unaccounted"] == 0
     pools = record["pools"]
-    for pool, row, sinks in (
-        ("kv", "KV blocks", 1),
-        ("state", "state slots", 1),
-        ("snapshots",) * 2 + (0,),
-    ):
-        assert (pools[pool]["total"] + sinks) * pools[pool]["unit_bytes"] == rows_of(record)[row]
+    assert [pools[name]["sinks"] for name in ("kv", "state", "snapshots")] == [1, 1, 0]
+    for name, row in (("kv", "KV blocks"), ("state", "state slots"), ("snapshots",) * 2):
+        pool = pools[name]
+        assert (pool["total"] + pool["sinks"]) * pool["unit_bytes"] == rows_of(record)[row]
 
 
 def test_f7_every_pool_is_printed_as_it_was_asked_for(real: Program) -> None:
     sets = ["engine.max_num_seqs=7", "cache.num_blocks=100", "cache.snapshot_memory=200MiB"]
     args = [word for text in sets for word in ("--set", text)]
     done = inspect(real, "m", "--memory", "80GiB", *args)
-    assert "(7 + 1) × 18.63 MiB" in done.out
+    assert "(7 + 1 sink) × 18.63 MiB" in done.out
     assert "10 × 18.63 MiB" in done.out
-    assert "6,400 tok = 100 × 64" in done.out
+    assert "(100 + 1 sink) × 768.00 KiB" in done.out
+    assert "KV holds 6,400 tokens, 64 in a block" in done.out
 
 
 def test_the_plan_is_the_one_that_the_engine_is_made_from(real: Program) -> None:
@@ -123,7 +123,7 @@ def test_k14_k22_what_does_not_fit_is_printed_and_ends_with_exit_4(real: Program
     args = ["m", "plan", "--memory", "8GiB"]
     done = inspect(real, *args, "--max-num-seqs", "500")
     assert done.code == 4
-    assert "too much" in done.out and "(500 + 1) × 18.63 MiB" in done.out
+    assert "too much" in done.out and "(500 + 1 sink) × 18.63 MiB" in done.out
     assert done.err_lines[-3].startswith("error: max_num_seqs 500 needs 500 state slots")
     fitting = done.err.partition("--set engine.max_num_seqs=")[2].partition(",")[0].strip()
     assert done.err_lines[-3].endswith(f"; {fitting} fit")
@@ -132,6 +132,43 @@ def test_k14_k22_what_does_not_fit_is_printed_and_ends_with_exit_4(real: Program
     assert record["fits"] is False
     assert sum(rows_of(record).values()) == 8 * GIB
     assert record["advice"][0] == f"--set engine.max_num_seqs={fitting}"
+
+
+@pytest.mark.parametrize(
+    ("where", "sets"),
+    [
+        (["--memory", "12GiB"], ["--max-num-seqs", "100"]),
+        (["--device", "cpu", "--memory", "16GiB"], ["--max-model-len", "4096"]),
+    ],
+)
+def test_the_limit_that_is_printed_is_where_exit_4_begins(
+    real: Program, where: list[str], sets: list[str]
+) -> None:
+    first = inspect(real, "m", *where, *sets, "-q")
+    stated = re.search(
+        r"^fits: max_num_seqs ≤ ([\d,]+) \(.*\); more ends with exit code 4$", first.out, re.M
+    )
+    assert stated is not None, first.out
+    limit = int(stated[1].replace(",", ""))
+    sets = sets if "--max-num-seqs" not in sets else []
+    at, beyond = (
+        inspect(real, "m", *where, *sets, "--max-num-seqs", str(count), "-q")
+        for count in (limit, limit + 1)
+    )
+    assert (at.code, beyond.code) == (0, 4)
+
+
+def test_between_the_two_limits_something_is_lowered(real: Program) -> None:
+    args = ["m", "--memory", "12GiB"]
+    limits = document(inspect(real, *args, "--json", "-q"))["limits"]
+    low, high = limits["unlowered_max_num_seqs"], limits["largest_max_num_seqs"]
+    assert low < high
+    text = inspect(real, *args, "-q").out
+    length = f"max_model_len {limits['max_model_len']:,}"
+    assert f"      ≤ {low:,} with a KV block each, {length} and snapshots kept\n" in text
+    for count, lowers in ((low, False), (low + 1, True)):
+        done = inspect(real, *args, "--max-num-seqs", str(count))
+        assert done.code == 0 and (" lowered from " in done.err) is lowers
 
 
 @pytest.mark.parametrize("key", ["max_num_seqs", "max_model_len"])
@@ -145,6 +182,7 @@ def test_solve_prints_yaml_that_fits_while_one_more_does_not(
     record = document(inspect(real, "m", *where, "--config", "solved.yaml", "--json", "-q"))
     value = record["limits"][key]
     assert f"  {key}: {value}\n" in done.out
+    assert done.out.startswith(f"# {key} is the ") and max(map(len, done.out.splitlines())) <= 80
     assert "lowered" not in done.err
     positions = CONFIG["text_config"]["max_position_embeddings"]
     if (key, value) == ("max_model_len", positions):

@@ -1,0 +1,50 @@
+"""The program `minivllm` as if it ran on a GPU: the plan is one of a GPU, the load report tells of graphs.
+
+GRAPH_BYTES is what they hold. The model runs on the CPU all the same.
+"""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from minivllm_cli import engine_factory
+from minivllm_cli.app import main
+from minivllm_cli.settings import Settings
+from minivllm_engine.device_memory import DeviceMemory
+from minivllm_engine.load_report import LoadReport
+from minivllm_engine.memory_plan import plan_memory
+from minivllm_engine.memory_sizes import graph_sizes
+
+_GPU = DeviceMemory("cuda", "GPU", 2 << 30)
+_prepare = engine_factory.prepare_model
+
+
+def _prepare_model(settings: Settings) -> Any:
+    prepared = _prepare(settings)
+    tied = prepared.index.seems_tied(prepared.model_config)
+    config = settings.engine_config
+    plan = plan_memory(prepared.model_config, config, _GPU, tied=tied)
+    return replace(prepared, plan=plan)
+
+
+def _open_engine(prepared: Any, progress: Any = None) -> Any:
+    from minivllm_engine.llm import LLM
+
+    class WithGraphs(LLM):
+        @property
+        def load_report(self) -> LoadReport:
+            plan = prepared.plan
+            sizes = graph_sizes(plan.max_graph_batch)
+            return LoadReport(
+                0.1, 0.2, 0.3, sizes, int(os.environ["GRAPH_BYTES"]), plan.graph_bytes
+            )
+
+    small = replace(prepared.plan, max_num_seqs=4, num_blocks=64, num_snapshots=4)
+    return WithGraphs(replace(prepared, plan=small), progress=progress)
+
+
+engine_factory.prepare_model = _prepare_model
+engine_factory.open_engine = _open_engine
+
+if __name__ == "__main__":
+    main()
