@@ -9,10 +9,8 @@ import torch
 import triton
 from kernel_timing import Call, copies_for
 
-from minivllm_engine.ops.attention import torch_flash
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import DecodeTile, PrefillTile
-from minivllm_engine.ops.attention.torch_flash import GatheredSequences
 from minivllm_engine.ops.attention.triton.decode import decode
 from minivllm_engine.ops.attention.triton.prefill import prefill
 from minivllm_engine.ops.causal_conv import triton as conv
@@ -182,16 +180,6 @@ class Workloads:
         where = {"sequences": sequences, "tile": tile}
         out = torch.empty_like(q)
         return [partial(prefill, q, *caches, out, block_tables=t, **where) for t in tables[:4]]
-
-    def torch_prompt(self, span: tuple[int, int, int]) -> list[Call]:
-        batch, start, length = span
-        caches, tables = self._cache(batch, start + length)
-        shape = self.shapes.attention
-        q = self.random(batch * length, shape.num_heads, shape.head_dim)
-        spans = [start] * batch, [length] * batch
-        out = torch.empty_like(q)
-        gathered = [GatheredSequences.build(*spans, t, shape.block_size) for t in tables[:4]]
-        return [partial(torch_flash.prefill, q, *caches, out, sequences=g) for g in gathered]
 
     def greedy(self, batch: int, find: Callable[[torch.Tensor], object]) -> list[Call]:
         count = copies_for(batch * self.shapes.vocab * BF16.itemsize, self.device)

@@ -26,7 +26,6 @@ from kernel_workloads import BF16, FP32, FULL, SMOKE, Workloads
 
 from minivllm_engine.errors import BackendUnavailable
 from minivllm_engine.ops.attention.tiles import decode_tile, num_splits, prefill_tile
-from minivllm_engine.ops.attention.torch_flash import can_prefill
 from minivllm_engine.ops.causal_conv import triton as conv
 from minivllm_engine.ops.device_limits import device_limits
 from minivllm_engine.ops.gated_delta import tiles
@@ -96,8 +95,10 @@ def step_lines(work: Workloads) -> Iterator[Line]:
 def recurrent_lines(work: Workloads) -> Iterator[Line]:
     for rows in STEP_ROWS:
         cells = [Cell(f"{n}x{t}", partial(work.recurrent, n, t)) for n, t in work.shapes.chunks]
-        cells = [with_setting(tiles, "RECURRENT_ROWS", rows, cell) for cell in cells]
-        yield Line("recurrent", f"{rows} rows", rows == tiles.RECURRENT_ROWS, tuple(cells))
+        cells = [
+            with_setting(tiles, "recurrent_rows", lambda _, rows=rows: rows, cell) for cell in cells
+        ]
+        yield Line("recurrent", f"{rows} rows", False, tuple(cells))
 
 
 def fla_lines(work: Workloads) -> Iterator[Line]:
@@ -150,12 +151,6 @@ def prompt_lines(work: Workloads) -> Iterator[Line]:
         ]
         name = f"tiles of {rows} x {keys}, {warps} warps"
         yield Line("prompt", name, tile == own, tuple(cells))
-    if can_prefill(shape.head_dim, BF16, work.device):
-        cells = [
-            Cell(name, partial(work.torch_prompt, span))
-            for name, span in zip(names, spans, strict=True)
-        ]
-        yield Line("prompt", "torch's FlashAttention, keys gathered", False, tuple(cells))
 
 
 def greedy_lines(work: Workloads) -> Iterator[Line]:

@@ -230,7 +230,7 @@ def _adjust_row(logits: torch.Tensor, row: SamplingRow) -> None:
     for token_id, bias in p.logit_bias.items():
         logits[token_id] += bias
     if row.forbidden_ids:
-        logits[_id_tensor(row.forbidden_ids, logits)] = -torch.inf
+        logits.index_fill_(0, _id_tensor(row.forbidden_ids, logits), -torch.inf)
 
 
 def _id_tensor(ids: Iterable[int], like: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,17 @@
 
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
 
 from minivllm_engine.errors import BackendUnavailable, ConfigError
-from minivllm_engine.ops.attention import flash, torch_flash
+from minivllm_engine.ops.attention import flash
 from minivllm_engine.ops.attention.reference import KVShape
 from support import flash_stand_in
 from support.kernel_checks import assert_close
-from support.kernel_checks.attention import check_torch_flash, expected_of, make_case, queries_of
+from support.kernel_checks.attention import expected_of, make_case, queries_of
 
 SHAPE = KVShape(256, 4, 2, 16)
 DECODES = [(0, 1), (255, 1), (256, 1), (600, 1)]
@@ -84,48 +84,3 @@ def test_a_missing_flash_attn_is_named_with_what_installs_it(
     with pytest.raises(BackendUnavailable) as caught:
         flash.check_flash(SHAPE, torch.float16)
     assert "--no-build-isolation" in caught.value.hint and "flash_attn" in caught.value.why
-
-
-@pytest.mark.parametrize("block_size", [16, 48])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_torch_gets_the_contexts_packed(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, block_size: int
-) -> None:
-    stand_in = flash_stand_in.aten_flash_attention_forward
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
-    shape = replace(SHAPE, block_size=block_size)
-    check_torch_flash(torch.device("cpu"), dtype, shape, DECODES + CHUNKS)
-
-
-def test_the_torch_that_is_installed_has_the_operation() -> None:
-    torch_flash._schema_is_known.cache_clear()
-    assert torch_flash._schema_is_known()
-    assert not torch_flash.can_prefill(256, torch.bfloat16, torch.device("cpu"))
-
-
-OLD = "a::b(Tensor query, Tensor key, Tensor value, Tensor? cum_seq_q, Tensor? cum_seq_k, "
-KNOWN = OLD + "int max_q, int max_k, float dropout_p, bool is_causal, bool return_debug_mask"
-
-
-@pytest.mark.parametrize(
-    ("schema", "known"),
-    [
-        (KNOWN + ", *, float? scale=None) -> Tensor", True),
-        (KNOWN + ", *, Tensor needed) -> Tensor", False),
-        (OLD + "int max_k, int max_q, float dropout_p, bool is_causal, bool x) -> Tensor", False),
-        (OLD + "int max_q, int max_k) -> Tensor", False),
-        (None, False),
-    ],
-    ids=["known", "one more is needed", "another order", "fewer", "none"],
-)
-def test_an_operation_with_other_arguments_is_not_called(
-    monkeypatch: pytest.MonkeyPatch, schema: str | None, known: bool
-) -> None:
-    operation = None
-    if schema is not None:
-        parsed = torch._C.parse_schema(schema)
-        operation = SimpleNamespace(default=SimpleNamespace(_schema=parsed))
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operation)
-    torch_flash._schema_is_known.cache_clear()
-    assert torch_flash._schema_is_known() is known
-    torch_flash._schema_is_known.cache_clear()

@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 
-from minivllm_engine.ops.attention import torch_flash
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.dependent_launch import has_dependent_launch
 from minivllm_engine.ops.gated_delta import fla, reference
@@ -129,17 +128,6 @@ def test_attention_of_a_mixed_batch(shape: KVShape, dtype: torch.dtype) -> None:
 def test_attention_with_split_keys(splits: int, dtype: torch.dtype) -> None:
     spans = [(0, 1), (127, 1), (128, 1), (2000, 1), (5000, 1)]
     attention.check(CUDA, dtype, SHAPES["8_2_of_256"], spans, splits)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("spans", [MIXED, [(5, 1), (0, 1), (70, 1)]], ids=["mixed", "one token"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_torch_flash_over_gathered_keys(
-    shape: KVShape, spans: list[tuple[int, int]], dtype: torch.dtype
-) -> None:
-    if not torch_flash.can_prefill(shape.head_dim, dtype, CUDA):
-        pytest.skip("this torch has no FlashAttention for this card, or another one")
-    attention.check_torch_flash(CUDA, dtype, shape, spans)
 
 
 @all_dtypes

@@ -3,6 +3,8 @@
 They are what kernels will be compared with, so they must be right where the kernels run.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,9 +12,11 @@ from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.checkpoint_index import CheckpointIndex
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
+from minivllm_engine.device_memory import DeviceMemory
 from minivllm_engine.memory_plan import plan_memory
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_runner import ModelRunner
+from minivllm_engine.ops.reference_backend import REFERENCE
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.request import Request, ResolvedSampling
 from minivllm_engine.scheduler import Scheduler
@@ -38,9 +42,9 @@ def test_logits_of_mixed_batches_equal_those_of_the_cpu(tiny_model, budget: int)
     index = CheckpointIndex.open(tiny_model)
     options = EngineConfig.create(engine={"max_num_seqs": 4}, cache={"block_size": 16})
     plan = plan_memory(config, options, 8 * 2**30)
-    runners = [
-        ModelRunner(index, config, plan, device=torch.device(name)) for name in ("cpu", "cuda")
-    ]
+    gpu = replace(plan, device=DeviceMemory("cuda", "GPU", 2**33))
+    on = {"options": options.engine, "operations": REFERENCE}
+    runners = [ModelRunner(index, config, one, **on) for one in (plan, gpu)]
     for runner in runners:
         runner.pool.fill_(float("nan"))
     cache = PrefixCache(BlockManager(plan.num_blocks, 16), DeltaNetStateManager(4), enabled=False)

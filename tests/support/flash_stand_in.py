@@ -117,28 +117,3 @@ def flash_attn_with_kvcache(
             for row, table, context in rows
         ]
     )
-
-
-def aten_flash_attention_forward(
-    query,
-    key,
-    value,
-    cum_seq_q,
-    cum_seq_k,
-    max_q,
-    max_k,
-    dropout_p,
-    is_causal,
-    return_debug_mask,
-    *,
-    scale=None,
-    window_size_left=None,
-    window_size_right=None,
-    seqused_k=None,
-    alibi_slopes=None,
-):
-    """Of torch 2.11, `torch.ops.aten._flash_attention_forward`; what comes after the output is not made."""
-    assert dropout_p == 0.0 and is_causal is True and return_debug_mask is False
-    others = (scale, window_size_left, window_size_right, seqused_k, alibi_slopes)
-    assert all(other is None for other in others)
-    return attend_packed(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k), None

@@ -7,9 +7,8 @@ from itertools import takewhile
 import torch
 
 from minivllm_engine.model_input import ModelInput
-from minivllm_engine.ops.attention import reference, torch_flash
+from minivllm_engine.ops.attention import reference
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.attention.torch_flash import GatheredSequences
 from minivllm_engine.ops.attention.triton import AttentionPlan, paged_attention
 from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits, with_padding
 
@@ -94,27 +93,6 @@ def expected_of(case: Case) -> torch.Tensor:
 
 def queries_of(case: Case) -> torch.Tensor:
     return case.q.unflatten(1, (case.shape.num_heads, -1))
-
-
-def check_torch_flash(
-    device: torch.device, dtype: torch.dtype, shape: KVShape, spans: list[tuple[int, int]]
-) -> None:
-    """All but the first sequence, whose rows are to stay what they are."""
-    case = make_case(shape, spans, dtype)
-    batch = case.batch
-    first = batch.lengths[0]
-    sequences = GatheredSequences.build(
-        batch.starts[1:],
-        batch.lengths[1:],
-        batch.block_tables[1:].to(device),
-        shape.block_size,
-        first_row=first,
-    )
-    q = on_device(case.q, device).unflatten(1, (shape.num_heads, -1))
-    out = torch.full(q.shape, 7, dtype=dtype, device=device)
-    torch_flash.prefill(q, case.keys.to(device), case.values.to(device), out, sequences=sequences)
-    assert_close(out[first:], expected_of(case)[first:], f"attention over {spans}")
-    assert (out[:first] == 7).all(), "rows of others were touched"
 
 
 def check_padding(device: torch.device, dtype: torch.dtype, shape: KVShape) -> None:

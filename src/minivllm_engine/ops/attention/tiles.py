@@ -63,10 +63,10 @@ def num_splits(num_seqs: int, num_kv_heads: int, longest: int, limits: DeviceLim
 
     Enough to keep the card busy, and so few that each has at least 128 keys of the longest context.
     """
-    wanted = -(-_PROGRAMS_PER_PROCESSOR * limits.num_processors // (num_seqs * num_kv_heads))
+    wanted = _PROGRAMS_PER_PROCESSOR * limits.num_processors // (num_seqs * num_kv_heads)
     useful = -(-longest // MIN_SPLIT)
     splits = 1
-    while splits < min(wanted, useful, _MAX_SPLITS):
+    while 2 * splits <= min(wanted, useful, _MAX_SPLITS):
         splits *= 2
     return splits
 

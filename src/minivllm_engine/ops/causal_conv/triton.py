@@ -12,7 +12,7 @@ import triton.language as tl
 
 from minivllm_engine.ops.varlen import PackedSequences
 
-_STEP_CHANNELS = 256
+_STEP_CHANNELS = 512
 _TILE_TOKENS, _TILE_CHANNELS = 16, 128
 
 

@@ -153,5 +153,5 @@ def gated_delta_recurrent(
         A_log=A_log,
         dt_bias=dt_bias,
         pool=pool,
-        rows=tiles.RECURRENT_ROWS,
+        rows=tiles.recurrent_rows(plan.slots.shape[0]),
     )
