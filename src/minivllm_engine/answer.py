@@ -17,6 +17,8 @@ from minivllm_engine.request import (
 )
 from minivllm_engine.tokenizer import Tokenizer
 
+_NO_USE = CacheUse()
+
 
 @dataclass(slots=True)
 class _Output:
@@ -59,6 +61,8 @@ class Answer:
         self._first_token: float | None = None
         self._ended: float | None = None
         in_reasoning = split_reasoning and opens_reasoning(tokenizer, self._prompt_ids)
+        self._timing: Timing | None = None
+        self._prompt_list = list(self._prompt_ids)
         self._outputs = [
             _Output(
                 request,
@@ -71,6 +75,7 @@ class Answer:
             )
             for request in requests
         ]
+        self._num_open = len(requests)
 
     @property
     def requests(self) -> list[Request]:
@@ -79,7 +84,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return not self.requests
+        return not self._num_open
 
     def forbidden_ids(self, num_outputs: int) -> tuple[int, ...]:
         """Ids that would end an output of so many tokens before its `min_tokens`."""
@@ -91,6 +96,7 @@ class Answer:
         """A step with one of its requests has begun."""
         if self._first_step is None:
             self._first_step = time.perf_counter()
+            self._timing = None
 
     def add_token(
         self, request: Request, token_id: int, logprobs: PositionLogprobs | None
@@ -99,6 +105,7 @@ class Answer:
         output = self._outputs[request.index]
         if self._first_token is None:
             self._first_token = time.perf_counter()
+            self._timing = None
         if logprobs is not None:
             output.logprobs.append(logprobs)
         reason = self._reason_to_end(output, token_id)
@@ -116,20 +123,23 @@ class Answer:
     def snapshot(self) -> RequestOutput:
         """All of the answer so far; its deltas are what came since the last snapshot."""
         outputs = [self._completion(output) for output in self._outputs]
-        reasoning_tokens = sum(output.reasoning_tokens for output in outputs)
-        completion_tokens = sum(len(output.token_ids) for output in outputs)
-        computed = min(output.request.num_computed_tokens for output in self._outputs)
-        started = any(output.token_ids for output in outputs)
+        completion_tokens = reasoning_tokens = 0
+        for output in outputs:
+            completion_tokens += len(output.token_ids)
+            reasoning_tokens += output.reasoning_tokens
+        computed = len(self._prompt_list)
+        if not completion_tokens:
+            computed = min(output.request.num_computed_tokens for output in self._outputs)
         return RequestOutput(
             request_id=self.request_id,
-            prompt_token_ids=list(self._prompt_ids),
+            prompt_token_ids=self._prompt_list,
             outputs=outputs,
             usage=self._usage(completion_tokens, reasoning_tokens),
-            timing=self._timing(completion_tokens),
+            timing=self._timing_of(completion_tokens),
             params=self.params,
             finished=self.finished,
             error=self.error,
-            num_prompt_computed=len(self._prompt_ids) if started else computed,
+            num_prompt_computed=computed,
             prompt_logprobs=self._prompt_logprobs(),
         )
 
@@ -140,7 +150,7 @@ class Answer:
 
     def _usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
         # Further outputs share the prompt with the first, which is the one that may have found it.
-        use = self._outputs[0].request.cache_use or CacheUse()
+        use = self._outputs[0].request.cache_use or _NO_USE
         return Usage(
             prompt_tokens=len(self._prompt_ids),
             completion_tokens=completion_tokens,
@@ -173,6 +183,7 @@ class Answer:
 
     def _end(self, output: _Output, reason: FinishReason) -> None:
         output.finish_reason = reason
+        self._num_open -= 1
         # A model that was cut off may have been in the middle of a character; it did not write U+FFFD.
         ended_by_itself = reason not in (FinishReason.ABORT, FinishReason.ERROR)
         output.detokenizer.finish(keep_partial_character=ended_by_itself)
@@ -195,7 +206,17 @@ class Answer:
         output.sent_text, output.sent_reasoning = len(text), len(reasoning or "")
         return completion
 
-    def _timing(self, completion_tokens: int) -> Timing:
+    def _timing_of(self, completion_tokens: int) -> Timing:
+        preemptions = 0
+        for output in self._outputs:
+            preemptions += output.request.num_preemptions
+        known = self._timing
+        # Of hundreds of snapshots that a step takes nearly all say what those of the step before said.
+        if known is None or self.finished or known.preemptions != preemptions:
+            self._timing = known = self._measure(completion_tokens, preemptions)
+        return known
+
+    def _measure(self, completion_tokens: int, preemptions: int) -> Timing:
         def since_arrival(moment: float | None) -> float | None:
             return None if moment is None else moment - self._arrived
 
@@ -210,5 +231,5 @@ class Answer:
             ttft_s=ttft,
             tpot_s=tpot,
             e2e_s=e2e if self.finished else None,
-            preemptions=sum(output.request.num_preemptions for output in self._outputs),
+            preemptions=preemptions,
         )

@@ -13,7 +13,9 @@ def on_device(
     device: torch.device,
 ) -> torch.Tensor:
     """A new tensor [len(numbers)]. On a GPU the copy is queued, from pinned memory."""
-    on_host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    on_host = torch.as_tensor(numbers, dtype=dtype)
+    if device.type == "cuda":
+        on_host = on_host.pin_memory()
     return on_host.to(device, non_blocking=True)
 
 

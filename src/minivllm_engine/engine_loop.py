@@ -133,7 +133,8 @@ class EngineLoop:
         if self._scheduler.bound_by is not None:
             self.bound_steps[self._scheduler.bound_by] += 1
         for sequence in batch.sequences:
-            self.answers[sequence.request.request_id].mark_started()
+            if sequence.start < len(sequence.request.prompt_ids):
+                self.answers[sequence.request.request_id].mark_started()
         runner = self.open_runner()
         try:
             output = runner.run(batch, awaited)
@@ -180,14 +181,15 @@ class EngineLoop:
         scored = iter(flight.scored)
         for sequence, one in zip(flight.batch.sequences, sampled, strict=True):
             request = sequence.request
-            scores = list(islice(scored, len(sequence.scored)))
+            scores = list(islice(scored, len(sequence.scored))) if sequence.scored else []
             if request.status == "finished":
                 continue
             answer = self.answers[request.request_id]
             news[request.request_id] = answer
-            end = min(sequence.start + sequence.length, len(request.prompt_ids))
-            self.prompt_tokens_computed += max(0, end - sequence.start)
-            if not self._take_scores(answer, request, scores):
+            if sequence.start < len(request.prompt_ids):
+                end = min(sequence.start + sequence.length, len(request.prompt_ids))
+                self.prompt_tokens_computed += end - sequence.start
+            if scores and not self._take_scores(answer, request, scores):
                 continue
             if one is not None:
                 self._take_token(answer, request, one)

@@ -212,7 +212,7 @@ class CacheUse:
     divergence: Divergence | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """Tokens of a request, and what the prefix cache did for it (see `CacheUse`)."""
 

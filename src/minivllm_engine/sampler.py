@@ -7,6 +7,7 @@ Whoever draws from logits may overwrite them as soon as `draw` has returned.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -25,7 +26,7 @@ _FEW = 64
 _GROUP_ELEMENTS = 8 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingRow:
     """What decides one row's token beside its logits.
 
@@ -44,8 +45,7 @@ class SamplingRow:
     forbidden_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """One row's result. `token_id` is None where the logits are dead: not finite, or all equal."""
 
     token_id: int | None

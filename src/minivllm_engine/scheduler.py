@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from minivllm_engine.prefix_cache import Match, PrefixCache
 from minivllm_engine.request import CacheUse, Request
 from minivllm_engine.shared_beginnings import SharedBeginnings
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """One request's part of a step: its tokens `start` to `start + length`.
 
     `samples` says that the last token is among them, so that the step yields the next one.
@@ -256,12 +256,19 @@ class Scheduler:
     def _schedule_all(self) -> None:
         budget = self.max_num_batched_tokens
         self._admit_in_order()
-        decodes = [r for r in self.running if _remaining(r) == 1]
-        decodes.sort(key=lambda r: r.last_step)
-        prompts_wait = any(_remaining(r) > 1 for r in self.running)
-        self._plan_decodes(decodes, budget - (self._prompt_share(budget) if prompts_wait else 0))
-        self._plan_prompts(budget)
-        self._plan_decodes(decodes, budget)
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        for request in self.running:
+            left = _remaining(request)
+            if left:
+                (decodes if left == 1 else prompts).append(request)
+        limit = budget - (self._prompt_share(budget) if prompts else 0)
+        if len(decodes) > limit:
+            decodes.sort(key=lambda r: r.last_step)
+        self._plan_decodes(decodes, limit)
+        if prompts:
+            self._plan_prompts(prompts, budget)
+            self._plan_decodes(decodes, budget)
         full = self._num_planned >= budget and self.bound_by is None
         if full and any(_remaining(r) > self._plan.get(r, 0) for r in self.running):
             self.bound_by = "token budget"
@@ -277,9 +284,9 @@ class Scheduler:
             if request.status == "running" and request not in self._plan:
                 self._plan_tokens(request, 1)
 
-    def _plan_prompts(self, limit: int) -> None:
+    def _plan_prompts(self, prompts: Sequence[Request], limit: int) -> None:
         """Half of what is left of the step for the shortest prompts, the rest for the oldest one."""
-        prompts = [r for r in self.running if _remaining(r) > 1]
+        prompts = [r for r in prompts if r.status == "running"]
         if not prompts:
             return
         oldest, *others = prompts
@@ -302,7 +309,8 @@ class Scheduler:
             if self._in_flight or not self._preempt_for(request):
                 self.bound_by, self._starved = "KV blocks", True
                 return
-        request.block_table += self.cache.allocate(missing)
+        if missing > 0:
+            request.block_table += self.cache.allocate(missing)
         self._plan[request] = length
         self._num_planned += length - planned
 
@@ -324,7 +332,7 @@ class Scheduler:
     def _sequence(self, request: Request, length: int) -> ScheduledSequence:
         assert request.slot is not None
         start = request.num_launched_tokens
-        samples = length == _remaining(request)
+        samples = start + length == request.num_tokens + request.num_awaited
         table, end = tuple(request.block_table), start + length
         snapshot = None
         if end in request.boundaries or (end >= len(request.prompt_ids) and end % self.grid == 0):

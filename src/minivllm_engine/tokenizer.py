@@ -34,6 +34,7 @@ class Tokenizer:
         self._settings = settings
         self.chat_template = chat_template
         self._added = backend.get_added_tokens_decoder()
+        self._token_bytes: dict[int, bytes] = {}
         eos = backend.token_to_id(_token_content(settings.get("eos_token")))
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
 
@@ -106,6 +107,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; empty for an id without a token."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = self._token_bytes[token_id] = self._look_up_bytes(token_id)
+        return known
+
+    def _look_up_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
             content: str = added.content

@@ -33,12 +33,14 @@ from minivllm_engine.ops.products import SeparateProducts
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch.products import SmallBatchProducts
-from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
 
 AttentionBackend = Literal["reference", "triton", "flash"]
 ChunkBackend = Literal["auto", "reference", "fla"]
 StepBackend = Literal["reference", "fla", "triton"]
 
+# Up to here products that read each weight once take less time than a library's, of which more rows take no
+# longer than few.
+_FEW_ROWS = 2
 # Up to here our recurrent rule takes less time than FLA's chunked one.
 _SHORT = 64
 
@@ -229,5 +231,5 @@ def kernel_operations(
         attention=attentions[attend],
         inputs_adjacent=True,
         few_rows=SmallBatchProducts(),
-        max_few_rows=MAX_ROWS,
+        max_few_rows=_FEW_ROWS,
     )
