@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from minivllm_engine.scheduler import Scheduler
 from support.scheduler_simulation import (
     Simulation,
@@ -86,9 +84,7 @@ def test_a_step_is_not_launched_ahead_where_that_would_mean_to_preempt() -> None
     oldest, young = make_request(0, 15, max_tokens=40), make_request(1, 9, max_tokens=40)
     scheduler.add(oldest)
     scheduler.add(young)
-    steps = 0
-    for _ in simulation.run_all(ahead=True):
-        steps += 1
+    for steps, _ in enumerate(simulation.run_all(ahead=True), start=1):
         if oldest.status != "finished":
             # It gets its token in every step, but for the first.
             assert len(oldest.output_ids) >= steps
