@@ -1,8 +1,9 @@
 """The invariance matrix: a request gets the same tokens whatever happened before it and goes on beside it.
 
 {alone, batched with strangers, in chunks, warm, warm after eviction, after a sibling branch, preempted,
-continued} x prompt lengths of every remainder around one and two blocks x block sizes x steps one by one or
-overlapped, on the demo model and on the tiny random one. A sample runs with the tests, the whole by `make matrix`.
+continued} x prompt lengths of every remainder around one and two blocks x block sizes x steps one by one
+or overlapped, on the demo model and on the tiny random one. A sample runs with the tests, the whole by
+`make matrix`.
 """
 
 import random
