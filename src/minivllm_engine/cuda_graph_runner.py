@@ -8,7 +8,7 @@ import torch
 from minivllm_engine.cache_pool import CachePool
 from minivllm_engine.model_input import AwaitedTokens
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.scheduler import ScheduledBatch
+from minivllm_engine.scheduled_batch import ScheduledBatch
 from minivllm_engine.static_decode import StaticDecode
 
 logger = logging.getLogger(__name__)

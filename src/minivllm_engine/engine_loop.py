@@ -18,7 +18,8 @@ from minivllm_engine.model_runner import ModelRunner
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.request import FinishReason, PositionLogprobs, Request, RequestOutput
 from minivllm_engine.sampler import Draw, Sampled, SamplingRow
-from minivllm_engine.scheduler import ScheduledBatch, Scheduler
+from minivllm_engine.scheduled_batch import ScheduledBatch
+from minivllm_engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 

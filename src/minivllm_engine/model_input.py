@@ -9,7 +9,7 @@ import torch
 from minivllm_engine.cache_pool import CachePool
 from minivllm_engine.device_copy import on_device
 from minivllm_engine.request import Request
-from minivllm_engine.scheduler import ScheduledBatch
+from minivllm_engine.scheduled_batch import ScheduledBatch
 
 
 @dataclass(frozen=True, slots=True)

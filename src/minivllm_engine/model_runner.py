@@ -22,7 +22,7 @@ from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.random_weights import RandomWeights
 from minivllm_engine.request import PositionLogprobs
 from minivllm_engine.sampler import Draw, SamplingRow, draw, score
-from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.warm_up import warm_up_prompts
 from minivllm_engine.weights import fill_weights
 

@@ -11,7 +11,7 @@ import torch
 from minivllm_engine.cache_pool import CachePool
 from minivllm_engine.model_input import AwaitedTokens, ModelInput
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 
 # Rows of the integers of a step.
 _TOKEN, _SOURCE, _POSITION, _SLOT, _KV_SLOT = range(5)
@@ -110,12 +110,13 @@ class _HostBuffers:
         self._numbers: np.ndarray = self.numbers.numpy()
         self._tables: np.ndarray = self.tables.numpy()
         self._written: list[tuple[int, ...]] = [()] * max_batch
-        self._copied = torch.cuda.Event() if pinned else None
+        self._pinned = pinned
+        self._copied: torch.cuda.Event | None = None
 
     def mark_copied(self) -> None:
         """The copy to the device has just been queued."""
-        if self._copied is not None:
-            self._copied.record()
+        if self._pinned:
+            self._copied = torch.cuda.current_stream().record_event(self._copied)
 
     def wait(self) -> None:
         """Until the last copy to the device is done; of a step that was given up nobody else waits for it."""

@@ -58,6 +58,9 @@ ORDER = [
     "prefix_cache",
     "shared_beginnings",
     "cache_report",
+    "admission",
+    "step_budget",
+    "scheduled_batch",
     "scheduler",
     "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on

@@ -46,13 +46,14 @@ SIZES = [
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_requests_of_all_kinds_are_answered_as_without(tiny_model, kinds, sizes) -> None:
+def test_requests_of_all_kinds_are_answered_as_without(tiny_model, kinds, caplog, sizes) -> None:
     prompts, params, alone = kinds
     with engine(tiny_model, **sizes) as llm:
         ahead = count_ahead(llm)
         outs = llm.generate(prompts, params)
         assert [contents(out) for out in outs] == alone
         assert len(ahead) > 20
+        assert "failed" not in caplog.text  # which would be made good silently
         stats = llm.stats()
         assert stats.output_tokens == sum(out.usage.completion_tokens for out in outs)
         assert nothing_held(llm)
@@ -298,9 +299,10 @@ def test_only_requests_whose_penalties_need_them_wait_for_tokens(llm) -> None:
     assert len(ahead) == 11
 
 
-def test_a_token_is_awaited_from_behind_a_chunk_that_gives_none(llm) -> None:
+def test_a_token_is_awaited_from_behind_a_chunk_that_gives_none(llm, caplog) -> None:
     prompts = [ids(1, 90), ids(2, 20), ids(3, 100), ids(4, 30)]
     together = llm.generate(prompts, GREEDY)
+    assert "failed" not in caplog.text
     llm._loop.overlap = False
     for prompt, out in zip(prompts, together, strict=True):
         llm.clear_cache()

@@ -10,7 +10,7 @@ import torch
 from minivllm_engine import SamplingParams, model_runner
 from minivllm_engine.model_input import AwaitedTokens, ModelInput
 from minivllm_engine.request import Request
-from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.static_decode import StaticDecode
 from support.request_kinds import GREEDY, all_kinds, contents, count_ahead, engine, ids
 from support.scheduler_simulation import make_request
@@ -171,7 +171,9 @@ def one_by_one(model: Path, prompts: list[Any], params: list[SamplingParams]) ->
 
 
 @pytest.mark.parametrize("sizes", [{}, {"max_num_batched_tokens": 7}, {"num_blocks": 8}], ids=str)
-def test_answers_are_those_of_steps_that_are_built_anew(tiny_model, monkeypatch, sizes) -> None:
+def test_answers_are_those_of_steps_that_are_built_anew(
+    tiny_model, monkeypatch, caplog, sizes
+) -> None:
     prompts, params = all_kinds(tiny_model)
     expected = one_by_one(tiny_model, prompts, params)
     decode_statically(monkeypatch)
@@ -179,15 +181,18 @@ def test_answers_are_those_of_steps_that_are_built_anew(tiny_model, monkeypatch,
         ahead = count_ahead(llm)
         assert [contents(out) for out in llm.generate(prompts, params)] == expected
         assert len(ahead) > 20
+        assert "failed" not in caplog.text  # which would be made good silently
         llm.check_integrity()
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 4])
 def test_a_piece_of_a_prompt_that_is_one_token_long_gives_nobody_a_token(
-    tiny_model, monkeypatch, budget
+    tiny_model, monkeypatch, caplog, budget
 ) -> None:
-    prompts, params = [ids(1, 3), ids(2, 70), ids(3, 67)], [GREEDY] * 3
+    # The long one comes first, so that its pieces lie before the tokens of the others.
+    prompts, params = [ids(2, 70), ids(1, 3), ids(3, 67)], [GREEDY] * 3
     expected = one_by_one(tiny_model, prompts, params)
     decode_statically(monkeypatch)
     with engine(tiny_model, max_num_seqs=6, max_num_batched_tokens=budget) as llm:
         assert [contents(out) for out in llm.generate(prompts, params)] == expected
+    assert "failed" not in caplog.text

@@ -113,7 +113,7 @@ def preempted(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
             llm._scheduler.roll_back_all()  # what is in flight cannot be preempted
             llm._loop._flight = None
             for request in running[:1]:
-                llm._scheduler._stop_running(request)
+                llm._scheduler._admission.stop(request)
             if rng.random() < 0.3:
                 llm.clear_cache()
             poison_free_memory(llm)
