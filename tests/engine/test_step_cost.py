@@ -17,6 +17,7 @@ import pytest
 
 import minivllm_engine
 from minivllm_engine.request import Request
+from minivllm_engine.scheduled_batch import ScheduledBatch
 from support.scheduler_simulation import make_request, make_scheduler
 
 ENGINE = str(Path(minivllm_engine.__file__).parent)
@@ -62,11 +63,14 @@ class Steps:
         self.computed = self.most = 0
         self.finished: list[Request] = []
         self.counts = True
+        self.overlaps = False
+        self.flight: ScheduledBatch | None = None
 
     def step(self) -> None:
         hashed = -self._num_hashed()
         with Instructions() if self.counts else nullcontext(Instructions()) as run:
-            batch = self.scheduler.schedule()
+            batch = self.flight or self.scheduler.schedule()
+            self.flight = self.scheduler.schedule_ahead() if self.overlaps else None
             assert 0 < batch.num_tokens <= BUDGET
             tokens = [sequence.request.num_tokens % 1000 for sequence in batch.sequences]
             self.scheduler.commit(
@@ -151,6 +155,24 @@ def test_f4_what_a_step_costs_does_not_grow_with_the_cache() -> None:
         steps.run()
         most.append(steps.most)
     assert 0 < most[1] < 1.2 * most[0]
+
+
+def test_f4_a_step_that_is_scheduled_ahead_costs_no_more() -> None:
+    most, ahead = [], 0
+    for overlaps in (False, True):
+        steps = filled(300)
+        steps.overlaps = overlaps
+        for i in range(7):
+            steps.add(2000 + i, prompt(2000 + i, 30), 40)
+        steps.add(5000, prompt(5000, 12_000), 30)
+        while steps.scheduler.has_unfinished:
+            steps.step()
+            ahead += steps.flight is not None
+        assert steps.flight is None and len(steps.finished) == 8
+        assert steps.computed == sum(r.num_tokens - 1 for r in steps.finished)
+        most.append(steps.most)
+    assert ahead > 30
+    assert 0 < most[1] < 1.1 * most[0]
 
 
 @pytest.mark.parametrize(
