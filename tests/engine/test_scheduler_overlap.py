@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from minivllm_engine.scheduler import Scheduler
 from support.scheduler_simulation import (
     Simulation,
@@ -146,3 +148,34 @@ def test_what_was_restored_by_a_step_that_failed_is_restored_again() -> None:
     for _ in simulation.run_all(ahead=True):
         pass
     assert again.output_ids == expected_output(again)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_what_a_look_ahead_admitted_in_vain_is_restored_by_the_next_step(aborted: bool) -> None:
+    scheduler = make_scheduler(blocks=9, block_size=16, budget=64, slots=4, snapshots=4)
+    simulation = Simulation(scheduler)
+    first = make_request(0, 65, max_tokens=1)
+    scheduler.add(first)
+    for _ in simulation.run_all():
+        pass
+    ending = make_request(1, 20, max_tokens=2)
+    growing = [make_request(2 + i, 15, max_tokens=20) for i in range(2)]
+    for request in (ending, *growing):
+        scheduler.add(request)
+    simulation.step()
+    simulation.flight = simulation._launch(scheduler.schedule(), None, failed=False)
+    again = make_request(4, first.prompt_ids, max_tokens=4)
+    scheduler.add(again)
+    # There are blocks to admit it, and then not enough for those that are at the end of theirs.
+    simulation.step(ahead=True)
+    assert simulation.num_ahead == 0 and again.status == "running"
+    assert ending.status == "finished"
+    if aborted:
+        simulation.abort(again)
+    batch = simulation.step(ahead=True)
+    assert batch.restored == (() if aborted else (again,)) and again.num_preemptions == 0
+    for _ in simulation.run_all(ahead=True):
+        pass
+    assert again.cache_use is not None and again.cache_use.cached_tokens == 64
+    for request in growing if aborted else (again, *growing):
+        assert request.output_ids == expected_output(request)
