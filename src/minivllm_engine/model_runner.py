@@ -142,7 +142,8 @@ class ModelRunner:
         if batch.restores:
             self.pool.restore(*zip(*batch.restores, strict=True))
         only_decodes = batch.num_decodes == len(batch.sequences)
-        if self.decodes is not None and only_decodes and not any(s.scored for s in batch.sequences):
+        # A single token may also be a piece of a prompt, whose logits nobody wants.
+        if self.decodes is not None and only_decodes and all(s.samples for s in batch.sequences):
             logits, static = self.decodes.run(batch, awaited), self.decodes.static
             self._save_snapshots(batch)
             count = len(batch.sequences)

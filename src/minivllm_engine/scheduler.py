@@ -137,6 +137,7 @@ class Scheduler:
         for sequence in sequences:
             sequence.request.num_launched_tokens += sequence.length
             sequence.request.num_awaited += sequence.samples
+            sequence.request.last_step = self.num_steps
         restored = tuple(r for r in self._restores if r.slot is not None)
         restores = [(self._restores[r], r.slot) for r in restored if r.slot is not None]
         self._restores = {}
@@ -158,7 +159,6 @@ class Scheduler:
                 continue
             end = sequence.start + sequence.length
             request.num_computed_tokens = end
-            request.last_step = self.num_steps
             self.cache.commit(request, end, sequence.snapshot)
             if sequence.samples:
                 request.num_awaited -= 1
@@ -207,7 +207,7 @@ class Scheduler:
         elif request.status == "running":
             self.running.remove(request)
             self._restores.pop(request, None)
-            if not self._flies(request):
+            if request.num_launched_tokens == request.num_computed_tokens:
                 self._release(request)
         request.status = "finished"
         self._beginnings.forget(request)
@@ -432,16 +432,14 @@ class Scheduler:
         if sequence.snapshot is not None:
             self.state_manager.free_snapshot(sequence.snapshot)
 
-    def _flies(self, request: Request) -> bool:
-        return any(s.request is request for batch in self._in_flight for s in batch.sequences)
-
     def _land(self, batch: ScheduledBatch) -> None:
         self._in_flight.remove(batch)
-        for sequence in batch.sequences:
-            request = sequence.request
-            ended = request.status == "finished" and request.slot is not None
-            if ended and not self._flies(request):
-                self._release(request)
+        ended = [s.request for s in batch.sequences if s.request.status == "finished"]
+        if ended:
+            flying = {s.request for step in self._in_flight for s in step.sequences}
+            for request in ended:
+                if request not in flying:
+                    self._release(request)
 
     def live_requests(self) -> Iterator[Request]:
         """All requests that are not finished, running ones first."""

@@ -35,12 +35,15 @@ class SharedBeginnings:
         blocks = self._cache.grid // self._cache.blocks.block_size
         beginning = self._cache.hashes(request, blocks)[-1]
         for other in running:
-            done = other.num_launched_tokens
+            done = other.num_computed_tokens
             if done >= len(other.prompt_ids) - 1 or not other.params.prefix_cache:
                 continue
             if other.block_hashes[blocks - 1 : blocks] != [beginning]:
                 continue
             boundary = self._cache.shared_boundary(request, other)
+            if boundary <= other.num_launched_tokens:
+                # A step in flight goes there: only the snapshots that it leaves anyway can be had.
+                boundary = max((b for b in other.boundaries if b <= boundary), default=0)
             if boundary > max(best, done):
                 best, leader = boundary, other
         if leader is None:

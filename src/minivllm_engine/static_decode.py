@@ -59,6 +59,7 @@ class StaticDecode:
         """Queue the copy of a step's numbers, padded to `size` sequences."""
         self._host.reverse()
         host = self._host[0]
+        host.wait()
         sources: dict[int, int] = {}
         if awaited is not None:
             sources = dict(zip(*awaited.sources(batch), strict=True))
@@ -68,6 +69,7 @@ class StaticDecode:
         host.fill(batch.sequences, sources, size, self.pool.block_size)
         self._numbers.copy_(host.numbers, non_blocking=True)
         self._tables[:size].copy_(host.tables[:size], non_blocking=True)
+        host.mark_copied()
 
     def load_padding(self, size: int) -> None:
         """Queue the copy of a step without a sequence."""
@@ -108,6 +110,17 @@ class _HostBuffers:
         self._numbers: np.ndarray = self.numbers.numpy()
         self._tables: np.ndarray = self.tables.numpy()
         self._written: list[tuple[int, ...]] = [()] * max_batch
+        self._copied = torch.cuda.Event() if pinned else None
+
+    def mark_copied(self) -> None:
+        """The copy to the device has just been queued."""
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> None:
+        """Until the last copy to the device is done; of a step that was given up nobody else waits for it."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def fill(
         self,

@@ -299,13 +299,13 @@ def test_c9_without_reuse_the_cache_computes_nothing_more_and_copies_little(tiny
     prompts, work = [ids(300 + i, 60 + 47 * i) for i in range(12)], []
     for on in (True, False):
         with engine(tiny_model, budget=128, prefix_cache=on) as llm:
-            run, batches = llm._runner.run, []
+            run, batches = llm._loop.runner.run, []
 
-            def counted(batch, run=run, batches=batches):
+            def counted(batch, awaited, run=run, batches=batches):
                 batches.append(batch)
-                return run(batch)
+                return run(batch, awaited)
 
-            llm._runner.run = counted
+            llm._loop.runner.run = counted
             ask(llm, *prompts)
             stats = llm.stats()
         saved = sum(s.snapshot is not None for batch in batches for s in batch.sequences)
