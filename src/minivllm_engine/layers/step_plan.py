@@ -20,6 +20,13 @@ def kv_shape(config: ModelConfig, block_size: int) -> KVShape:
     )
 
 
+def rotary(
+    positions: torch.Tensor, config: ModelConfig, frequencies: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of positions, each [num_tokens, 1, rotary_dim / 2]."""
+    return rotary_cos_sin(positions, frequencies, config.rope.attention_factor, dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaPlan:
     """What the DeltaNet layers need to know of the decodes of a step, or of its chunks."""
@@ -59,7 +66,7 @@ class StepPlan:
         dtype: torch.dtype,
     ) -> "StepPlan":
         cut, delta_net = batch.num_decodes, operations.delta_net
-        cos, sin = rotary_cos_sin(batch.positions, frequencies, config.rope.attention_factor, dtype)
+        cos, sin = rotary(batch.positions, config, frequencies, dtype)
         shape = kv_shape(config, block_size)
         decode = prefill = None
         if cut:
