@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from minivllm_engine import LLM, SamplingParams, static_decode
-from minivllm_engine.scheduler import Scheduler
 from support.byte_tokenizer import write_byte_tokenizer
 from support.device_engine import Rig
 from support.engine_checks import graphs, invariance, overlap
@@ -111,6 +110,8 @@ def kernels(tmp_path_factory) -> Iterator[LLM]:
         yield llm
 
 
+# A padding lane's attention over a sink of NaN.
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_d1_idle_slots_keep_their_bits_with_kernels(kernels: LLM) -> None:
     graphs.check_idle_slots(kernels, 3)
 
@@ -155,11 +156,5 @@ def test_block_tables_that_go_stale_are_seen(tiny_model, rig: Rig, monkeypatch) 
             write(self, lane, table)
 
     monkeypatch.setattr(static_decode._HostBuffers, "_write_table", kept)
-    with rig.engine(tiny_model, num_blocks=20) as llm, pytest.raises(AssertionError):
-        overlap.check_random_schedules(llm, schedules=8, requests=14)
-
-
-def test_a_step_in_flight_that_is_forgotten_is_seen(tiny_model, rig: Rig, monkeypatch) -> None:
-    monkeypatch.setattr(Scheduler, "_flies", lambda self, request: False)
     with rig.engine(tiny_model, num_blocks=20) as llm, pytest.raises(AssertionError):
         overlap.check_random_schedules(llm, schedules=8, requests=14)

@@ -93,8 +93,6 @@ def check_idle_slots(llm: LLM, count: int) -> None:
     """
 
     def scenario(llm: LLM) -> list[list[int]]:
-        # Not NaN: who writes NaN over NaN is not seen.
-        _fill_with_numbers(llm)
         total = llm._plan.max_num_seqs
         names = [
             llm.add_request(prompt, greedy_params(40))
@@ -108,6 +106,8 @@ def check_idle_slots(llm: LLM, count: int) -> None:
             llm.step()
         running = llm._scheduler.running
         assert len(running) == count
+        # Not NaN, and new: who writes again what is there already is not seen.
+        _fill_with_numbers(llm)
         # A block that a sequence takes meanwhile is no idle one.
         before = _idle_memory(llm)
         for _ in range(4):
@@ -129,28 +129,36 @@ def _step_until_decoding(llm: LLM, count: int) -> None:
         llm.step()
 
 
-def _fill_with_numbers(llm: LLM) -> None:
-    generator = torch.Generator(llm.device).manual_seed(0)
-    for tensor in llm._loop.open_runner().pool.tensors():
-        numbers = torch.randn(tensor.shape, generator=generator, device=tensor.device)
-        tensor.copy_(numbers)
-
-
-def _idle_memory(llm: LLM) -> dict[str, torch.Tensor]:
-    """Copies of all slots, snapshots and blocks that no running request holds, the sinks left out."""
+def _idle_places(llm: LLM) -> list[tuple[str, list[torch.Tensor], list[int]]]:
+    """All slots, snapshots and blocks that no running request holds, the sinks left out."""
     pool, running = llm._loop.open_runner().pool, llm._scheduler.running
     slots = [s for s in range(pool.num_slots) if s not in {r.slot for r in running}]
     held = {block for r in running for block in r.block_table}
     blocks = [b for b in range(pool.num_blocks) if b not in held]
-    copies = {}
-    for kind, tensors, places in (
+    snapshots = list(range(pool.num_snapshots))
+    return [
         ("conv state", pool.conv, slots),
         ("recurrent state", pool.recurrent, slots),
-        ("conv snapshot", pool.conv_snapshots, range(pool.num_snapshots)),
-        ("recurrent snapshot", pool.recurrent_snapshots, range(pool.num_snapshots)),
+        ("conv snapshot", pool.conv_snapshots, snapshots),
+        ("recurrent snapshot", pool.recurrent_snapshots, snapshots),
         ("keys", pool.keys, blocks),
         ("values", pool.values, blocks),
-    ):
+    ]
+
+
+def _fill_with_numbers(llm: LLM) -> None:
+    generator = torch.Generator(llm.device).manual_seed(0)
+    for _, tensors, places in _idle_places(llm):
+        for tensor in tensors:
+            shape = (len(places), *tensor.shape[1:])
+            numbers = torch.randn(shape, generator=generator, device=tensor.device)
+            tensor[places] = numbers.to(tensor.dtype)
+
+
+def _idle_memory(llm: LLM) -> dict[str, torch.Tensor]:
+    """Copies of what is idle."""
+    copies = {}
+    for kind, tensors, places in _idle_places(llm):
         stacked = torch.stack(tensors, dim=1)
         copies |= {f"{kind} {place}": stacked[place].clone() for place in places}
     return copies
