@@ -46,7 +46,9 @@ class Rig:
         share: int = 8 * GIB,
         **options: Any,
     ) -> LLM:
-        """An engine with graphs for batches up to `largest_graph`, whose pools are full of NaN.
+        """An engine with graphs for batches up to `largest_graph` (0: none), its pools full of NaN.
+
+        In fp32 prompts are computed by the reference rule unless said otherwise: FLA multiplies in TF32.
 
         Args:
             share: bytes of the GPU that the engine takes for all there is. Many tests run at once.
@@ -57,10 +59,12 @@ class Rig:
         cache = {"block_size": block_size, "num_blocks": num_blocks, "prefix_cache": prefix_cache}
         if self.device == "cpu":
             engine["cpu_memory"] = "64MiB"
+        elif options.get("dtype", "fp32") == "fp32":
+            engine["gated_delta_prefill"] = "reference"
         config = EngineConfig.create(
             engine={**engine, "device": self.device, **options},
             cache=cache,
-            graph={"max_batch": largest_graph} if self.device == "cuda" else {},
+            graph={"max_batch": largest_graph} if largest_graph else {"enabled": False},
         )
         if self.operations is None:
             with share_of_card(share):
@@ -69,7 +73,8 @@ class Rig:
             with _computing_with(self.operations):
                 llm = LLM(model, config=config)
             llm._loop.overlap = True
-            imitate_graphs(llm, largest_graph)
+            if largest_graph:
+                imitate_graphs(llm, largest_graph)
         if poisoned:
             llm._loop.runner.pool.fill_(NAN)
         return llm
