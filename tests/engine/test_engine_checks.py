@@ -113,7 +113,7 @@ def kernels(tmp_path_factory) -> Iterator[LLM]:
 # A padding lane's attention over a sink of NaN.
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_d1_idle_slots_keep_their_bits_with_kernels(kernels: LLM) -> None:
-    graphs.check_idle_slots(kernels, 3)
+    graphs.run_scenario(kernels, graphs.idle_slots(3), graphs=True)
 
 
 def test_d6_padding_lanes_have_a_length_with_kernels(kernels: LLM) -> None:

@@ -68,15 +68,15 @@ def test_d9_steps_after_the_capture_stay_within_the_plan(tiny_model, rig: Rig) -
 def test_closing_gives_the_memory_back(tiny_model, rig: Rig) -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    llm = rig.engine(tiny_model)
+    llm = rig.engine(tiny_model, num_blocks=100_000)
     llm.add_request([1, 2, 3], greedy_params(50))
     for _ in range(5):
         llm.step()
     held = torch.cuda.memory_allocated() - before
+    assert held > 700 << 20
     llm.close()
-    del llm
     # The workspaces of the libraries stay.
-    assert torch.cuda.memory_allocated() - before < max(held / 2, 80 << 20)
+    assert torch.cuda.memory_allocated() - before < 80 << 20
 
 
 def test_e15_out_of_memory_ends_one_request_only(tiny_model, rig: Rig, monkeypatch) -> None:
@@ -90,8 +90,11 @@ def test_e15_out_of_memory_ends_one_request_only(tiny_model, rig: Rig, monkeypat
 
         def greedy_for_memory(batch, awaited):
             output = run(batch, awaited)
-            if any(s.request.prompt_ids[0] == 3 and s.start == 14 for s in batch.sequences):
-                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+            for sequence in batch.sequences:
+                request = sequence.request
+                at = sequence.start + sequence.length - len(request.prompt_ids)
+                if request.prompt_ids[0] == 3 and at == 4:
+                    torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
             return output
 
         monkeypatch.setattr(runner, "run", greedy_for_memory)

@@ -57,6 +57,7 @@ class Rig:
         engine = {"max_num_seqs": 8, "dtype": "fp32"}
         engine["max_model_len"] = min(2048, num_blocks * block_size)
         cache = {"block_size": block_size, "num_blocks": num_blocks, "prefix_cache": prefix_cache}
+        cache["snapshot_memory"] = "8MiB"
         if self.device == "cpu":
             engine["cpu_memory"] = "64MiB"
         elif options.get("dtype", "fp32") == "fp32":
