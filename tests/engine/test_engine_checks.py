@@ -11,7 +11,7 @@ import torch
 from minivllm_engine import LLM, SamplingParams, static_decode
 from support.byte_tokenizer import write_byte_tokenizer
 from support.device_engine import Rig
-from support.engine_checks import graphs, invariance, overlap
+from support.engine_checks import graphs, greedy_params, invariance, overlap
 from support.oracle import Oracle
 from support.static_reference import static_reference
 from support.tiny_checkpoint import write_tiny_checkpoint
@@ -88,6 +88,31 @@ def test_failures_in_flight(llm: LLM, monkeypatch) -> None:
 def test_equal_requests_have_one_answer(llm: LLM, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, max_tokens=10, seed=3, ignore_eos=True)
     assert len(overlap.check_one_answer(llm, list(range(20)), params, 20)) == 10
+
+
+def test_a_step_is_replayed_where_graphs_are_on_and_one_is_large_enough(larger: LLM) -> None:
+    decodes = larger._loop.open_runner().decodes
+    assert larger.graph_sizes == larger.load_report.graph_sizes == decodes.sizes == (1, 2, 4, 8)
+    made, replayed = dict(decodes._graphs), []
+
+    class Counting:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def replay(self) -> None:
+            replayed.append(self.size)
+            made[self.size].replay()
+
+    decodes._graphs = {size: Counting(size) for size in made}
+    try:
+        for enabled, count, size in ((True, 3, 4), (True, 8, 8), (True, 9, None), (False, 3, None)):
+            larger.use_graphs(enabled)
+            replayed.clear()
+            larger.generate([[1 + i] * 5 for i in range(count)], greedy_params(4))
+            assert replayed == ([] if size is None else [size] * 3)
+    finally:
+        decodes._graphs = made
+        larger.use_graphs(True)
 
 
 # -- the kernels themselves, in the interpreter ----------------------------------------------------

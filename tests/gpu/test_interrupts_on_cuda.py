@@ -57,11 +57,8 @@ class Run:
         return partial.read_bytes().count(b"\n") - 1 if partial.exists() else 0
 
     def interrupt_when(self, condition: Callable[[], bool], within: float) -> None:
-        """Ctrl-C as soon as `condition` holds, and once more after ten seconds of finishing.
-
-        Asserts the code, the time and that nothing is left.
-        """
-        wait_for(lambda: condition() or self.process.poll() is not None, 90)
+        """Ctrl-C as soon as `condition` holds. Asserts the code, the time, and that nothing is left."""
+        wait_for(lambda: condition() or self.process.poll() is not None, 150)
         assert self.process.poll() is None, self.stderr
         began = time.monotonic()
         self.process.send_signal(signal.SIGINT)
@@ -87,7 +84,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             run.process.wait()
 
 
-@pytest.mark.parametrize("phase", ["weights", "compile", "decode kernels", "graphs"])
+@pytest.mark.parametrize("phase", ["weights", "graphs"])
 def test_h17_while_the_engine_starts(run: Run, phase: str) -> None:
     run.start("-i", "in.jsonl", "-o", "out.jsonl")
     run.interrupt_when(lambda: re.search(rf"^{phase} ", run.stderr, re.MULTILINE) is not None, 5)

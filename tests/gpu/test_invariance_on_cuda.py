@@ -15,4 +15,4 @@ def test_every_way_gives_the_answer_of_the_cpu(
     tiny_model, rig: Rig, oracle: Oracle, block_size: int
 ) -> None:
     with rig.engine(tiny_model, block_size=block_size, num_blocks=200) as llm:
-        check_invariance(llm, oracle, [1, 17, 63, 64, 65, 130])
+        check_invariance(llm, oracle, [1, 63, 64, 65, 130])

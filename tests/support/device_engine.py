@@ -54,7 +54,7 @@ class Rig:
             share: bytes of the GPU that the engine takes for all there is. Many tests run at once.
             options: of the section `engine`.
         """
-        engine = {"max_num_seqs": 8, "dtype": "fp32"}
+        engine = {"max_num_seqs": 8, "max_num_batched_tokens": 2048, "dtype": "fp32"}
         engine["max_model_len"] = min(2048, num_blocks * block_size)
         cache = {"block_size": block_size, "num_blocks": num_blocks, "prefix_cache": prefix_cache}
         cache["snapshot_memory"] = "8MiB"
