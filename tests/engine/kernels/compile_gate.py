@@ -2,7 +2,7 @@
 
 Run as a program, without TRITON_INTERPRET: `python compile_gate.py`. Prints one JSON object a line: kernel,
 arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers; and of kernels
-that start early, loads and stores that do not wait for the kernel before.
+that start early, loads, stores and ends that do not wait for the kernel before.
 """
 
 import json
@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
@@ -155,7 +156,7 @@ def small_batch_products(num_rows: int, hidden: int, wide: int, heads: int) -> N
 
     def launch(num_outputs: int, num_inputs: int) -> dict:
         tile = choose_tile(num_outputs, num_inputs, CARDS[arch])
-        return {"early": arch >= 90, "tile": tile}
+        return {"tile": tile}
 
     x, scale, eps = zeros(num_rows, hidden), zeros(hidden, dtype=FP32), zeros(1, dtype=FP32)
     inner = zeros(num_rows, heads, 128)
@@ -208,11 +209,16 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def before_waiting(ptx: str) -> dict[str, int]:
-    """Loads and stores of a kernel that starts early which do not wait for the kernel before it."""
+    """Loads, stores and ends of a kernel that starts early which do not wait for the kernel before it."""
     early, wait, _ = ptx.partition("griddepcontrol.wait")
     if not wait:
         return {}
-    return {"early_loads": early.count("ld.global"), "early_stores": early.count("st.global")}
+    loads = early.count("ld.global") + early.count("cp.async")
+    stores, ends = (
+        early.count("st.global"),
+        len(re.findall(r"^\s*(?:@\S+\s+)?(?:ret|bra|exit)\b", early, re.M)),
+    )
+    return {"early_loads": loads, "early_stores": stores, "early_returns": ends}
 
 
 def compile_only(compiled: list[SimpleNamespace]) -> None:
@@ -230,11 +236,17 @@ def compile_only(compiled: list[SimpleNamespace]) -> None:
     JITFunction.run = compile_and_stop
 
 
+def let_kernels_start_early(can: bool) -> None:
+    """As if the tensors, which are on the CPU, were on a card that can do so, or on one that cannot."""
+    dependent_launch.has_dependent_launch = lambda device: can
+
+
 def main() -> None:
     compiled: list[SimpleNamespace] = []
     compile_only(compiled)
     for arch, limits in CARDS.items():
         driver.set_active(NoDriver(arch))
+        let_kernels_start_early(arch >= 90)
         for case, launch in CASES.items():
             compiled.clear()
             launch()
