@@ -158,10 +158,18 @@ class MiniQwenForCausalLM(nn.Module):
             block_size=pool.block_size,
             dtype=self.dtype,
         )
-        residual = Residual(F.embedding(batch.token_ids, self.embedding))
+        residual = Residual(self._embed(batch))
         for layer in self.layers:
             layer(residual, pool, plan)
         return residual, plan.products
+
+    def _embed(self, batch: ModelInput) -> torch.Tensor:
+        """[num_tokens, hidden_size]."""
+        known = batch.sampled
+        if known is None:
+            return F.embedding(batch.token_ids, self.embedding)
+        ids, sources = batch.token_ids, known.sources
+        return self.operations.embed(ids, sources, known.token_ids, self.embedding)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""

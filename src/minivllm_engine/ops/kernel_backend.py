@@ -14,6 +14,7 @@ from minivllm_engine.ops.attention import flash
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.causal_conv import triton as conv
+from minivllm_engine.ops.embedding.triton import embed
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import fla
 from minivllm_engine.ops.gated_delta import reference as reference_rule
@@ -216,6 +217,8 @@ def kernel_operations(
             sigmoid_mul=fused.sigmoid_mul,
         ),
         output_head=plain_output_head,
+        embed=embed,
+        rotary_cos_sin=fused.rotary_cos_sin,
         norm_rotate_write=fused.norm_rotate_write,
         greedy=greedy,
         delta_net=DeltaNetOperations(

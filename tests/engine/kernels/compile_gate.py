@@ -1,8 +1,9 @@
 """Compiles every kernel as the operations launch it, for cards that are not there, and prints its figures.
 
 Run as a program, without TRITON_INTERPRET: `python compile_gate.py`. Prints one JSON object a line: kernel,
-arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers; and of kernels
-that start early, loads, stores and ends that do not wait for the kernel before.
+arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers, approximate
+(sines and cosines that are so); and of kernels that start early, loads, stores and ends that do not wait for
+the kernel before.
 """
 
 import json
@@ -26,6 +27,7 @@ from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as causal_conv
 from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.embedding import triton as embedding
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
 from minivllm_engine.ops.sampling import triton as sampling
@@ -150,6 +152,13 @@ def elementwise() -> None:
     )
 
 
+def beginning() -> None:
+    """What a decode step begins with."""
+    positions = torch.arange(4, dtype=torch.int32)
+    fused.rotary_cos_sin(positions, zeros(32, dtype=FP32), 1.0, BF16)
+    embedding.embed(positions, positions, positions.long(), zeros(8, 5120))
+
+
 def small_batch_products(num_rows: int, hidden: int, wide: int, heads: int) -> None:
     """All that a step of few rows multiplies, in heads of 128."""
     arch = driver.active.get_current_device()
@@ -185,6 +194,7 @@ CASES: dict[str, Callable[[], None]] = {
     "norm": lambda: norms(5120),
     "gated norm": gated_norms,
     "elementwise": elementwise,
+    "beginning": beginning,
     "greedy": lambda: sampling.greedy(zeros(4, 248_320)),
     "greedy, fp32": lambda: sampling.greedy(zeros(64, 50_001, dtype=FP32)),
     "small batch, 1 row": lambda: small_batch_products(1, 5120, 17408, 48),
@@ -254,6 +264,9 @@ def main() -> None:
                 figures = {"shared": entry.kernel.metadata.shared, "limit": limits.shared_memory}
                 figures |= resources(entry.kernel.asm["cubin"])
                 figures |= before_waiting(entry.kernel.asm["ptx"])
+                figures["approximate"] = len(
+                    re.findall(r"(?:sin|cos)\.approx", entry.kernel.asm["ptx"])
+                )
                 print(json.dumps({"kernel": entry.name, "arch": arch, "case": case, **figures}))
                 sys.stdout.flush()
 
