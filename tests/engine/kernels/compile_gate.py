@@ -2,8 +2,8 @@
 
 Run as a program, without TRITON_INTERPRET: `python compile_gate.py`. Prints one JSON object a line: kernel,
 arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers, approximate
-(sines and cosines that are so); and of kernels that start early, loads, stores and ends that do not wait for
-the kernel before.
+(sines and cosines that are so); and of kernels that start early, the arguments that are read, the stores and
+the ends that do not wait for the kernel before.
 """
 
 import json
@@ -218,17 +218,40 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "stack": int(found[2])}
 
 
-def before_waiting(ptx: str) -> dict[str, int]:
-    """Loads, stores and ends of a kernel that starts early which do not wait for the kernel before it."""
+def before_waiting(ptx: str, signature: dict[str, str]) -> dict[str, object]:
+    """Of a kernel that starts early, what does not wait for the one before: arguments read, stores and ends.
+
+    signature: types of the kernel's arguments by name, of which constants are none of the PTX's.
+    """
     early, wait, _ = ptx.partition("griddepcontrol.wait")
     if not wait:
         return {}
-    loads = early.count("ld.global") + early.count("cp.async")
-    stores, ends = (
-        early.count("st.global"),
-        len(re.findall(r"^\s*(?:@\S+\s+)?(?:ret|bra|exit)\b", early, re.M)),
-    )
-    return {"early_loads": loads, "early_stores": stores, "early_returns": ends}
+    arguments = [(name, kind) for name, kind in signature.items() if kind != "constexpr"]
+    read: set[str] = set()
+    origins: dict[str, set[int]] = {}
+    # Straight on, so that each register comes from what stands above it.
+    for line in early.splitlines():
+        instruction = re.sub(r"^\s*(?:@\S+\s+)?|//.*", "", line)
+        target, _, source = re.sub(r"{([^}]*)}", _without_commas, instruction).partition(",")
+        found = {int(number) for number in re.findall(r"_param_(\d+)\b", source)}
+        found |= {at for name in _registers(source) for at in origins.get(name, ())}
+        origins |= dict.fromkeys(_registers(target), found)
+        if re.match(r"ld\.global|cp\.async", instruction):
+            address = source if instruction.startswith("ld") else instruction
+            places = {at for name in _registers(address) for at in origins.get(name, ())}
+            pointers = {arguments[at][0] for at in places if arguments[at][1].startswith("*")}
+            read |= pointers or {"something unknown"}
+    ends = re.findall(r"^\s*(?:@\S+\s+)?(?:ret|bra|exit)\b", early, re.M)
+    stores = early.count("st.global")
+    return {"early_reads": sorted(read), "early_stores": stores, "early_returns": len(ends)}
+
+
+def _without_commas(match: re.Match[str]) -> str:
+    return match[1].replace(",", " ")
+
+
+def _registers(text: str) -> list[str]:
+    return re.findall(r"%[a-z]+\d+", text)
 
 
 def compile_only(compiled: list[SimpleNamespace]) -> None:
@@ -263,7 +286,7 @@ def main() -> None:
             for entry in compiled:
                 figures = {"shared": entry.kernel.metadata.shared, "limit": limits.shared_memory}
                 figures |= resources(entry.kernel.asm["cubin"])
-                figures |= before_waiting(entry.kernel.asm["ptx"])
+                figures |= before_waiting(entry.kernel.asm["ptx"], entry.kernel.src.signature)
                 figures["approximate"] = len(
                     re.findall(r"(?:sin|cos)\.approx", entry.kernel.asm["ptx"])
                 )

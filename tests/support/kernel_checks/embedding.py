@@ -15,8 +15,9 @@ def check_embed(device: torch.device, dtype: torch.dtype, num_rows: int, hidden:
     ids = torch.randint(0, vocab, (num_rows,), dtype=torch.int32)
     sampled = torch.randint(0, vocab, (num_rows + 3,))
     sources = torch.randint(0, num_rows + 3, (num_rows,), dtype=torch.int32)
-    own = torch.arange(num_rows) % 3 == 0
+    own = torch.arange(num_rows) % 3 == 1
     sources[own] = -1
+    sources[0] = 0
     used = sources[~own].long()
     expected = reference.embed(ids, sources, sampled, memory[1:-1])
     ids[~own] = vocab
