@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.model_input import AwaitedTokens, ModelInput
+from minivllm_engine.model_input import AwaitedTokens, ModelInput, SampledTokens
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.scheduler import ScheduledBatch, ScheduledSequence
 
@@ -79,9 +79,8 @@ class StaticDecode:
     def run(self, size: int) -> None:
         """Compute the step that was loaded, for `size` sequences. Queues only, and allocates no inputs."""
         token_ids, sources, positions, slots, kv_slots = self._numbers[:, :size].unbind(0)
-        known = self.sampled.index_select(0, sources.clamp(min=0))
         batch = ModelInput(
-            token_ids=torch.where(sources < 0, token_ids, known),
+            token_ids=token_ids,
             positions=positions,
             # Unknown here: as long as can be.
             starts=(self._max_model_len - 1,) * size,
@@ -91,6 +90,7 @@ class StaticDecode:
             kv_slots=kv_slots,
             logits_rows=slots,
             num_decodes=size,
+            sampled=SampledTokens(self.sampled, sources),
         )
         ops = self.model.operations
         logits = self.model.all_logits(batch, self.pool, out=self.logits[:size])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.layers.step_plan import DeltaPlan, StepPlan, kv_shape, rotary
+from minivllm_engine.layers.step_plan import DeltaPlan, StepPlan, kv_shape
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.operations import ChunkBuffers
 from minivllm_engine.scheduler import ScheduledBatch
@@ -101,7 +101,8 @@ class StaticPrompt:
     def run(self) -> None:
         """Compute the chunk that was loaded. Queues only, and allocates no inputs."""
         model, buffers, ops = self.model, self._buffers, self.model.operations
-        cos, sin = rotary(buffers.positions, model.config, model.frequencies, model.dtype)
+        factor = model.config.rope.attention_factor
+        cos, sin = ops.rotary_cos_sin(buffers.positions, model.frequencies, factor, model.dtype)
         attention, conv, rule = self._plans
         plan = StepPlan(
             products=ops.products,

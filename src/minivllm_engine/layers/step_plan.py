@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from minivllm_engine.layers.rotary import rotary_cos_sin
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
@@ -18,13 +17,6 @@ def kv_shape(config: ModelConfig, block_size: int) -> KVShape:
     return KVShape(
         block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
     )
-
-
-def rotary(
-    positions: torch.Tensor, config: ModelConfig, frequencies: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of positions, each [num_tokens, 1, rotary_dim / 2]."""
-    return rotary_cos_sin(positions, frequencies, config.rope.attention_factor, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,8 @@ class StepPlan:
         dtype: torch.dtype,
     ) -> "StepPlan":
         cut, delta_net = batch.num_decodes, operations.delta_net
-        cos, sin = rotary(batch.positions, config, frequencies, dtype)
+        factor = config.rope.attention_factor
+        cos, sin = operations.rotary_cos_sin(batch.positions, frequencies, factor, dtype)
         shape = kv_shape(config, block_size)
         decode = prefill = None
         if cut:

@@ -153,7 +153,8 @@ class MiniQwenForCausalLM(nn.Module):
         self, token_ids: torch.Tensor, plan: StepPlan, pool: CachePool
     ) -> torch.Tensor:
         """As `hidden_states`, of a step whose plan was made by others."""
-        return plan.products.finish(self._run_layers(token_ids, plan, pool), self.norm)
+        stream = F.embedding(token_ids, self.embedding)
+        return plan.products.finish(self._run_layers(stream, plan, pool), self.norm)
 
     def _layers(self, batch: ModelInput, pool: CachePool) -> tuple[Residual, Products]:
         plan = StepPlan.build(
@@ -164,13 +165,21 @@ class MiniQwenForCausalLM(nn.Module):
             block_size=pool.block_size,
             dtype=self.dtype,
         )
-        return self._run_layers(batch.token_ids, plan, pool), plan.products
+        return self._run_layers(self._embed(batch), plan, pool), plan.products
 
-    def _run_layers(self, token_ids: torch.Tensor, plan: StepPlan, pool: CachePool) -> Residual:
-        residual = Residual(F.embedding(token_ids, self.embedding))
+    def _run_layers(self, stream: torch.Tensor, plan: StepPlan, pool: CachePool) -> Residual:
+        residual = Residual(stream)
         for layer in self.layers:
             layer(residual, pool, plan)
         return residual
+
+    def _embed(self, batch: ModelInput) -> torch.Tensor:
+        """[num_tokens, hidden_size]."""
+        known = batch.sampled
+        if known is None:
+            return F.embedding(batch.token_ids, self.embedding)
+        ids, sources = batch.token_ids, known.sources
+        return self.operations.embed(ids, sources, known.token_ids, self.embedding)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""

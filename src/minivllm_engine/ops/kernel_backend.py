@@ -16,6 +16,7 @@ from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as conv
 from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.embedding.triton import embed
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import fla
 from minivllm_engine.ops.gated_delta import reference as reference_rule
@@ -235,6 +236,8 @@ def kernel_operations(
             sigmoid_mul=fused.sigmoid_mul,
         ),
         output_head=plain_output_head,
+        embed=embed,
+        rotary_cos_sin=fused.rotary_cos_sin,
         norm_rotate_write=fused.norm_rotate_write,
         greedy=greedy,
         delta_net=DeltaNetOperations(

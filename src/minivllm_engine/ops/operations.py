@@ -200,6 +200,10 @@ class Operations:
     static_decode: bool
     products: Products
     output_head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    embed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    rotary_cos_sin: Callable[
+        [torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]
+    ]
     norm_rotate_write: Callable[..., torch.Tensor]
     greedy: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_net: DeltaNetOperations
