@@ -162,12 +162,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory")
     parser.add_argument("--shape", default="0.8b", help="random weights of this shape")
     parser.add_argument("--model", help="a checkpoint, or demo, instead of a shape")
     parser.add_argument("--step-limit", type=float, default=5, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    config = EngineConfig.create(engine={"max_num_seqs": args.concurrency})
+    engine = {"max_num_seqs": args.concurrency, "gpu_memory_utilization": args.memory}
+    config = EngineConfig.create(engine=engine)
     with (
         LLM(prepare_random(args.shape, config))
         if args.model is None
