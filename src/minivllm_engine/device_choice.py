@@ -7,7 +7,7 @@ from pathlib import Path
 from minivllm_engine.config import EngineOptions
 from minivllm_engine.device_memory import DeviceMemory, host_memory
 from minivllm_engine.errors import BackendUnavailable, ConfigError
-from minivllm_engine.nvidia_smi import device_of, first_gpu
+from minivllm_engine.nvidia_smi import Gpu, device_of, first_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -26,23 +26,25 @@ def choose_device(options: EngineOptions) -> DeviceMemory:
     if options.device != "cpu":
         gpu = first_gpu()
         device = None if gpu is None else device_of(gpu)
-        problem = _why_no_cuda(device)
+        problem = _why_no_cuda(gpu, device)
         if device is not None and problem is None:
             _check_packages(options)
             return device
         if options.device == "cuda":
             raise BackendUnavailable("no usable CUDA device", why=problem, hint="--device cpu")
-        if device is not None:
-            logger.warning("%s is not used: %s", device.name, problem)
+        if gpu is not None:
+            logger.warning("GPU %d %s is not used: %s", gpu.index, gpu.name, problem)
     _check_cpu_backends(options)
     return host_memory()
 
 
-def _why_no_cuda(device: DeviceMemory | None) -> str | None:
+def _why_no_cuda(gpu: Gpu | None, device: DeviceMemory | None) -> str | None:
     if not _torch_has_cuda():
         return "torch was built without CUDA"
-    if device is None:
+    if gpu is None:
         return "nvidia-smi is missing or lists no GPU"
+    if device is None:
+        return "its driver does not say how much memory it has"
     if find_spec("triton") is None:
         return "triton is not installed (pip install 'minivllm[cuda]')"
     return None
@@ -56,13 +58,18 @@ def _torch_has_cuda() -> bool:
 
 
 def _check_packages(options: EngineOptions) -> None:
-    wants_fla = (
-        options.gated_delta_prefill in ("auto", "fla") or options.gated_delta_decode == "fla"
-    )
-    if wants_fla and find_spec("fla") is None:
+    wanted = [
+        f"engine.{key} is {value}"
+        for key, value in (
+            ("gated_delta_prefill", options.gated_delta_prefill),
+            ("gated_delta_decode", options.gated_delta_decode),
+        )
+        if value == "fla" or (key, value) == ("gated_delta_prefill", "auto")
+    ]
+    if wanted and find_spec("fla") is None:
         raise BackendUnavailable(
-            "flash-linear-attention, which prompts need on a GPU, is not installed",
-            why="engine.gated_delta_prefill is " + options.gated_delta_prefill,
+            "flash-linear-attention, which this needs on a GPU, is not installed",
+            why=", ".join(wanted),
             hint=_INSTALL_FLA,
         )
     if options.attention_backend == "flash" and find_spec("flash_attn") is None:

@@ -290,6 +290,7 @@ class Request:
         num_computed_tokens: whose state and KV are there.
         num_launched_tokens: those, and those of steps in flight.
         num_awaited: tokens that steps in flight will yield.
+        last_turn: how many parts of steps had been launched with its latest one.
         answer_at: in a chat, where the prompt opens the answer: the last tokens of the prompt.
         block_hashes: of its blocks, as far as they were needed.
         num_kept_blocks: blocks of the table that are in the cache.
@@ -313,7 +314,7 @@ class Request:
     num_launched_tokens: int = 0
     num_awaited: int = 0
     num_preemptions: int = 0
-    last_step: int = -1
+    last_turn: int = 0
     answer_at: int | None = None
     block_hashes: list[bytes] = field(default_factory=list)
     num_kept_blocks: int = 0

@@ -76,7 +76,7 @@ class Scheduler:
         self._in_flight: list[ScheduledBatch] = []  # in the order of their launch
         self._quarantine: list[Request] = []
         self._plan: dict[Request, int] = {}
-        self._num_planned = 0
+        self._num_planned = self._num_turns = 0
         self._starved = False
         self._restores: dict[Request, int] = {}
         self._beginnings = SharedBeginnings(cache)
@@ -131,13 +131,15 @@ class Scheduler:
         self._plan, self._num_planned, self._starved = {}, 0, False
 
     def _launch(self) -> ScheduledBatch:
+        for request in self._plan:
+            self._num_turns += 1
+            request.last_turn = self._num_turns
         sequences = [self._sequence(request, length) for request, length in self._plan.items()]
         # By slot, so that a decode step walks through the state memory in order.
         sequences.sort(key=lambda s: (s.length > 1, s.slot))
         for sequence in sequences:
             sequence.request.num_launched_tokens += sequence.length
             sequence.request.num_awaited += sequence.samples
-            sequence.request.last_step = self.num_steps
         restored = tuple(r for r in self._restores if r.slot is not None)
         restores = [(self._restores[r], r.slot) for r in restored if r.slot is not None]
         self._restores = {}
@@ -264,7 +266,7 @@ class Scheduler:
                 (decodes if left == 1 else prompts).append(request)
         limit = budget - (self._prompt_share(budget) if prompts else 0)
         if len(decodes) > limit:
-            decodes.sort(key=lambda r: r.last_step)
+            decodes.sort(key=lambda r: r.last_turn)
         self._plan_decodes(decodes, limit)
         if prompts:
             self._plan_prompts(prompts, budget)

@@ -1,172 +1,24 @@
 """The scheduler against simulated cache content: every block entry and slot remembers who wrote it."""
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request, ResolvedSampling
-from minivllm_engine.scheduler import ScheduledBatch, Scheduler
-
-
-def make_scheduler(
-    *,
-    blocks: int = 32,
-    block_size: int = 16,
-    slots: int = 4,
-    budget: int = 64,
-    snapshots: int = 0,
-) -> Scheduler:
-    cache = PrefixCache(
-        BlockManager(blocks, block_size),
-        DeltaNetStateManager(slots, snapshots),
-        enabled=snapshots > 0,
-    )
-    return Scheduler(cache, max_num_batched_tokens=budget)
-
-
-def make_request(
-    number: int, prompt: int | tuple[int, ...], max_tokens: int = 4, **values: Any
-) -> Request:
-    """`prompt`: its ids, or how many random ones."""
-    if isinstance(prompt, int):
-        rng = random.Random(number)
-        prompt = tuple(rng.randrange(1000) for _ in range(prompt))
-    params = ResolvedSampling(seed=0, max_tokens=max_tokens)
-    return Request(str(number), prompt, params, number, 0, len(prompt) + max_tokens, **values)
-
-
-class Simulation:
-    """Runs a scheduler with a 'model' whose next token is a hash of all tokens before it."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.kv: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of all tokens up to it
-        self.states: dict[int, int] = {}
-        self.snapshots: dict[int, int] = {}
-        self.finished: list[Request] = []
-
-    def step(self, *, fail: bool = False) -> ScheduledBatch:
-        batch = self.scheduler.schedule()
-        assert batch.sequences, "a step without work while requests are unfinished"
-        self.check_shape(batch)
-        for snapshot, slot in batch.restores:
-            self.states[slot] = self.snapshots[snapshot]
-        tokens = [self.run(sequence, scramble=fail) for sequence in batch.sequences]
-        if fail:
-            for request in self.scheduler.roll_back(batch):
-                self.scheduler.finish(request)
-                self.finished.append(request)
-        else:
-            self.scheduler.commit(batch, tokens)
-            for sequence in batch.sequences:
-                request = sequence.request
-                if request.num_tokens >= request.max_total_tokens and request.status == "running":
-                    self.scheduler.finish(request)
-                    self.finished.append(request)
-        self.scheduler.check_integrity()
-        return batch
-
-    def check_shape(self, batch: ScheduledBatch) -> None:
-        assert batch.num_tokens <= self.scheduler.max_num_batched_tokens
-        slots = [sequence.slot for sequence in batch.sequences]
-        assert len(set(slots)) == len(slots)
-        assert all(0 <= slot < self.scheduler.state_manager.num_slots for slot in slots)
-        assert [s.length == 1 for s in batch.sequences] == [
-            i < batch.num_decodes for i in range(len(batch.sequences))
-        ]
-
-    def run(self, sequence, *, scramble: bool) -> int | None:
-        request, size = sequence.request, self.scheduler.block_manager.block_size
-        known = request.token_ids(0, request.num_tokens)
-        for position in range(sequence.start):
-            entry = (sequence.block_table[position // size], position % size)
-            assert self.kv.get(entry) == hash(tuple(known[: position + 1])), "a wrong KV entry"
-        if sequence.start:
-            assert self.states[sequence.slot] == hash(tuple(known[: sequence.start]))
-        end = sequence.start + sequence.length
-        for position in range(sequence.start, end):
-            entry = (sequence.block_table[position // size], position % size)
-            self.kv[entry] = -1 if scramble else hash(tuple(known[: position + 1]))
-        self.states[sequence.slot] = -1 if scramble else hash(tuple(known[:end]))
-        if sequence.snapshot is not None:
-            assert end % self.scheduler.grid == 0, "a snapshot off the grid"
-            self.snapshots[sequence.snapshot] = self.states[sequence.slot]
-        return hash(tuple(known)) % 1000 if sequence.samples else None
-
-    def run_all(self, limit: int = 100_000) -> Iterator[ScheduledBatch]:
-        for _ in range(limit):
-            if not self.scheduler.has_unfinished:
-                return
-            yield self.step()
-        pytest.fail(f"not finished after {limit} steps")
-
-
-def expected_output(request: Request) -> list[int]:
-    tokens = list(request.prompt_ids)
-    while len(tokens) < request.max_total_tokens:
-        tokens.append(hash(tuple(tokens)) % 1000)
-    return tokens[len(request.prompt_ids) :]
-
-
-def random_scheduler(rng: random.Random) -> Scheduler:
-    return make_scheduler(
-        blocks=rng.choice([8, 12, 20, 40]),
-        block_size=rng.choice([16, 32, 48, 64, 128]),
-        slots=rng.choice([1, 2, 3, 8]),
-        budget=rng.choice([1, 2, 7, 63, 64, 65, 200, 2048]),
-        snapshots=rng.choice([0, 1, 2, 3, 50]),
-    )
-
-
-def related_prompts(rng: random.Random, count: int, longest: int) -> list[tuple[int, ...]]:
-    """Prompts that begin like one another for a while, repeat one another, or share nothing."""
-    prompts: list[tuple[int, ...]] = []
-    for _ in range(count):
-        beginning: tuple[int, ...] = ()
-        if prompts and rng.random() < 0.7:
-            other = rng.choice(prompts)
-            beginning = other[: rng.choice([len(other), rng.randint(0, len(other))])]
-        length = rng.randint(max(1, len(beginning)), max(longest, len(beginning)))
-        rest = tuple(rng.randrange(1000) for _ in range(length - len(beginning)))
-        prompts.append(beginning + rest)
-    return prompts
+from support.scheduler_simulation import (
+    Simulation,
+    expected_output,
+    make_request,
+    make_scheduler,
+    run_random_schedule,
+)
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_random_schedules_compute_what_each_request_would_alone(seed: int) -> None:
-    rng = random.Random(seed)
-    scheduler = random_scheduler(rng)
-    simulation = Simulation(scheduler)
-    pool = scheduler.block_manager.num_blocks * scheduler.block_manager.block_size
-    requests, aborted = [], set()
-    prompts = related_prompts(rng, rng.randint(1, 9), min(200, pool - 80))
-    pending = [
-        make_request(1000 * seed + i, prompt, max_tokens=rng.choice([1, 2, 5, 16, 70]))
-        for i, prompt in enumerate(prompts)
-    ]
-    while pending or scheduler.has_unfinished:
-        while pending and rng.random() < 0.5:
-            requests.append(pending.pop(0))
-            scheduler.add(requests[-1])
-        live = list(scheduler.live_requests())
-        if live and rng.random() < 0.05:
-            victim = rng.choice(live)
-            scheduler.finish(victim)
-            aborted.add(victim)
-            scheduler.check_integrity()
-        if scheduler.has_unfinished:
-            failing = rng.random() < 0.02
-            before = len(simulation.finished)
-            simulation.step(fail=failing)
-            if failing:
-                aborted.update(simulation.finished[before:])
-    for request in requests:
-        if request not in aborted:
+    outcome = run_random_schedule(seed, ahead=False)
+    scheduler = outcome.simulation.scheduler
+    for request in outcome.requests:
+        if request not in outcome.cut_short:
             assert request.output_ids == expected_output(request)
     assert scheduler.block_manager.num_available == scheduler.block_manager.num_blocks
     assert scheduler.state_manager.num_free == scheduler.state_manager.num_slots
@@ -323,7 +175,7 @@ def test_e9_a_failed_step_changes_no_length_and_blames_the_one_that_fails_alone(
     for _ in range(20):
         batch = scheduler.schedule()
         fails = any(sequence.request is bad for sequence in batch.sequences)
-        tokens = [simulation.run(sequence, scramble=fails) for sequence in batch.sequences]
+        tokens = [simulation.run(sequence) for sequence in batch.sequences]
         if fails:
             for request in scheduler.roll_back(batch):
                 assert request is bad

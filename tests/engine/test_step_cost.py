@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import minivllm_engine
-from engine.test_scheduler import make_request, make_scheduler
 from minivllm_engine.request import Request
+from support.scheduler_simulation import make_request, make_scheduler
 
 ENGINE = str(Path(minivllm_engine.__file__).parent)
 BUDGET, BLOCK = 2048, 64

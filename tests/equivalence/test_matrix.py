@@ -1,8 +1,9 @@
 """The invariance matrix: a request gets the same tokens whatever happened before it and goes on beside it.
 
 {alone, batched with strangers, in chunks, warm, warm after eviction, after a sibling branch, preempted,
-continued} x prompt lengths of every remainder around one and two blocks x block sizes, on the demo model
-and on the tiny random one. A sample runs with the tests, the whole by `make matrix`.
+continued} x prompt lengths of every remainder around one and two blocks x block sizes x steps one by one
+or overlapped, on the demo model and on the tiny random one. A sample runs with the tests, the whole by
+`make matrix`.
 """
 
 import random
@@ -109,7 +110,10 @@ def preempted(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
         steps += 1
         running = llm._scheduler.running
         if running and steps in (1, 3, 5):
-            llm._scheduler._stop_running(running[0])
+            llm._scheduler.roll_back_all()  # what is in flight cannot be preempted
+            llm._loop._flight = None
+            for request in running[:1]:
+                llm._scheduler._stop_running(request)
             if rng.random() < 0.3:
                 llm.clear_cache()
             poison_free_memory(llm)
@@ -154,13 +158,23 @@ def demo_bench() -> Bench:
     return make_bench("demo", range(300, 2000))
 
 
-def run_cell(model: object, bench: Bench, block_size: int, budget: int, lengths: list[int]) -> None:
-    """All ways for some lengths, with one engine: one block size, one token budget."""
+def run_cell(
+    model: object,
+    bench: Bench,
+    block_size: int,
+    budget: int,
+    lengths: list[int],
+    *,
+    overlap: bool = False,
+) -> None:
+    """All ways for some lengths, with one engine: one block size, one token budget, with or without a
+    step in flight while the one before is looked at."""
     engine = {"max_num_seqs": 4, "max_num_batched_tokens": budget, "max_model_len": 768}
     engine["cpu_memory"] = "64MiB"
     with LLM(
         model, engine=engine, cache={"block_size": block_size, "num_blocks": 2048 // 16}
     ) as llm:
+        llm._loop.overlap = overlap
         for length in lengths:
             prompt = bench.text[:length]
             expected = bench.oracle(prompt)
@@ -196,30 +210,40 @@ def a_few(block_size: int, rng: random.Random, count: int) -> list[int]:
 def test_a_sample_on_the_tiny_model(tiny_model, tiny_bench) -> None:
     rng = random.Random(1)
     for block_size in BLOCK_SIZES:
+        overlap = block_size in (32, 128)
         for budget in (2048, rng.choice(CHUNKS)):
+            overlap = not overlap
             lengths = a_few(block_size, rng, 6)
-            run_cell(tiny_model, tiny_bench, block_size, budget, lengths)
+            run_cell(tiny_model, tiny_bench, block_size, budget, lengths, overlap=overlap)
     check_ties(tiny_bench, reusing=REUSING)
 
 
 def test_a_sample_on_the_demo_model(demo_bench) -> None:
     rng = random.Random(2)
-    for block_size, budget in ((16, 2048), (64, 65)):
-        run_cell("demo", demo_bench, block_size, budget, a_few(block_size, rng, 4))
+    for block_size, budget, overlap in ((16, 2048, True), (64, 65, False)):
+        run_cell("demo", demo_bench, block_size, budget, a_few(block_size, rng, 4), overlap=overlap)
     check_ties(demo_bench, reusing=["warm"])
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("budget", [2048, *CHUNKS])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_the_whole_on_the_tiny_model(tiny_model, tiny_bench, block_size: int, budget: int) -> None:
-    run_cell(tiny_model, tiny_bench, block_size, budget, lengths_around(block_size))
+def test_the_whole_on_the_tiny_model(
+    tiny_model, tiny_bench, block_size: int, budget: int, overlap: bool
+) -> None:
+    run_cell(
+        tiny_model, tiny_bench, block_size, budget, lengths_around(block_size), overlap=overlap
+    )
     check_ties(tiny_bench, reusing=REUSING)
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("budget", [2048, *CHUNKS])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_the_whole_on_the_demo_model(demo_bench, block_size: int, budget: int) -> None:
-    run_cell("demo", demo_bench, block_size, budget, lengths_around(block_size))
+def test_the_whole_on_the_demo_model(
+    demo_bench, block_size: int, budget: int, overlap: bool
+) -> None:
+    run_cell("demo", demo_bench, block_size, budget, lengths_around(block_size), overlap=overlap)
     check_ties(demo_bench, reusing=REUSING)

@@ -1,5 +1,6 @@
 """Same tokens in any schedule: random arrivals, batches, budgets, block sizes, preemptions and aborts,
-with the prefix cache on and room for many snapshots, for a few, or for none.
+with the prefix cache on and room for many snapshots, for a few, or for none, and with steps one by one or
+overlapped.
 
 One engine serves many schedules in a row, so that slots and blocks change hands, and all of its
 memory is filled with NaN before each. After every step the ownership of all blocks and slots is proved.
@@ -86,6 +87,7 @@ def run_many(model: object, prompts: Sequence[list[int]], *, engines: int, each:
         crowded = number % 2 == 0
         chosen = shortest_half if crowded else prompts
         with random_engine(rng, model, max(map(len, chosen)), crowded=crowded) as llm:
+            llm._loop.overlap = number % 4 < 2
             for _ in range(each):
                 run_schedule(llm, oracle, chosen, rng, tally)
             tally.preemptions += llm.stats().num_preemptions

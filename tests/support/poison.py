@@ -8,10 +8,10 @@ NAN = float("nan")
 
 
 def poison_free_memory(llm: LLM) -> None:
-    """Overwrite every block, slot and snapshot that neither a request nor the prefix cache holds."""
+    """Overwrite every block, slot and snapshot that no request, no step in flight and no cache holds."""
     pool, scheduler = llm._loop.runner.pool, llm._scheduler
     kept_blocks = {node.block for node in llm._cache.walk()}
-    kept_snapshots = {node.snapshot for node in llm._cache.walk()}
+    kept_snapshots = {node.snapshot for node in llm._cache.walk()} | llm._cache.states._reserved
     kept_slots = set()
     for request in scheduler.running:
         kept_blocks.update(request.block_table)

@@ -15,7 +15,7 @@ from minivllm_engine.ops.dependent_launch import launch_options
 from minivllm_engine.ops.varlen import PackedSequences
 
 _STEP_CHANNELS = 512
-_TILE_TOKENS, _TILE_CHANNELS = 16, 128
+TILE_TOKENS, _TILE_CHANNELS = 16, 128
 
 
 @triton.jit
@@ -143,7 +143,7 @@ class ConvPlan:
             starts: tokens of each sequence that came before. 0 means that its history is zero.
             lengths: tokens of each, in the order of the rows.
         """
-        return cls(slots, PackedSequences.build(starts, lengths, _TILE_TOKENS, slots.device))
+        return cls(slots, PackedSequences.build(starts, lengths, TILE_TOKENS, slots.device))
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "bounds", "starts", "tiles"])
@@ -238,7 +238,7 @@ def causal_conv_prefill(
         D=channels,
         W=num_taps,
         COLUMNS=triton.next_power_of_2(num_taps - 1),
-        TOKENS=_TILE_TOKENS,
+        TOKENS=TILE_TOKENS,
         CHANNELS=_TILE_CHANNELS,
         num_warps=4,
     )
