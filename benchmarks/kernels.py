@@ -47,7 +47,7 @@ PROMPT_TILES = ((64, 32, 4), (128, 32, 8), (128, 64, 8))  # rows, keys, warps
 
 @dataclass(frozen=True)
 class Line:
-    """Some cells of one variant; `chosen`: it is what the operation does by itself."""
+    """Some cells of one variant; `chosen`: it is what the operation does by itself, in some of them."""
 
     group: str
     name: str
@@ -98,7 +98,8 @@ def recurrent_lines(work: Workloads) -> Iterator[Line]:
         cells = [
             with_setting(tiles, "recurrent_rows", lambda _, rows=rows: rows, cell) for cell in cells
         ]
-        yield Line("recurrent", f"{rows} rows", False, tuple(cells))
+        chosen = any(rows == tiles.recurrent_rows(n) for n, _ in work.shapes.chunks)
+        yield Line("recurrent", f"{rows} rows", chosen, tuple(cells))
 
 
 def fla_lines(work: Workloads) -> Iterator[Line]:

@@ -1,8 +1,10 @@
 """Progress on stderr: what is measured, and the styles in which it is shown."""
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ LONG_PROMPT = 4096
 _RATE_SECONDS = 5.0
 _PLAIN_SECONDS = 10.0
 _LOAD_SECONDS = 1.0
+_REPEAT_SECONDS = 5.0
 _JSON_SECONDS = 1.0
 _MANY_BYTES = 1 << 16
 
@@ -183,14 +186,37 @@ def make_reporter(style: str, console: Console) -> Reporter:
     return PlainLines(console)
 
 
-def loading_progress(reporter: Reporter, interrupts: Interrupts) -> Callable[[str, int, int], None]:
-    """For the engine to call while it loads. Raises KeyboardInterrupt once a signal came."""
+@contextmanager
+def loading_progress(
+    reporter: Reporter, interrupts: Interrupts
+) -> Iterator[Callable[[str, int, int], None]]:
+    """For the engine to call while it loads. Raises KeyboardInterrupt once a signal came.
+
+    A phase that takes long, as compiling kernels can, is said again and again: a start never looks dead.
+    """
+    newest: Progress | None = None
+    ended, turn = threading.Event(), threading.Lock()
 
     def show(phase: str, done: int, total: int) -> None:
+        nonlocal newest
         interrupts.check()
-        reporter.update(Progress(phase, done, total))
+        with turn:
+            newest = Progress(phase, done, total)
+            reporter.update(newest)
 
-    return show
+    def repeat() -> None:
+        while not ended.wait(_REPEAT_SECONDS):
+            with turn:
+                if newest is not None:
+                    reporter.update(newest)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        thread.join()
 
 
 def plain_line(progress: Progress) -> str:

@@ -1,4 +1,4 @@
-"""Decode steps by CUDA graph: captured once for a few batch sizes, and replayed with other numbers."""
+"""Steps by CUDA graph: of decodes, captured for a few batch sizes, and of what is left of a cached prompt."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from minivllm_engine.model_input import AwaitedTokens
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.scheduled_batch import ScheduledBatch
 from minivllm_engine.static_decode import StaticDecode
+from minivllm_engine.static_prompt import StaticPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ _GRAIN = 8
 
 
 class CudaGraphRunner:
-    """Runs steps that hold nothing but decodes; eagerly where there is no graph, with the same result.
+    """Runs steps of decodes, and of one short chunk; eagerly where there is no graph, with the same result.
 
     Args:
         sizes: batch sizes to capture, ascending; () for none.
@@ -36,6 +37,10 @@ class CudaGraphRunner:
         self._sizes = tuple(sizes)
         self.static = StaticDecode(model, pool, max_batch=max_num_seqs, max_model_len=max_model_len)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.prompt: StaticPrompt | None = None
+        self._prompt_graph: torch.cuda.CUDAGraph | None = None
+        if model.operations.static_chunk is not None:
+            self.prompt = StaticPrompt(model, pool, max_model_len=max_model_len)
         self.enabled = True
         self._warned = False
 
@@ -53,6 +58,9 @@ class CudaGraphRunner:
                 progress(done, len(sizes))
             self.static.load_padding(size)
             self.static.run(size)
+        if self.prompt is not None:
+            self.prompt.load_padding()
+            self.prompt.run()
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -67,6 +75,20 @@ class CudaGraphRunner:
             with torch.cuda.graph(graph, pool=memory):
                 self.static.run(size)
             self._graphs[size] = graph
+        if self._sizes and self.prompt is not None:
+            torch.cuda.synchronize()
+            self._prompt_graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._prompt_graph, pool=memory):
+                self.prompt.run()
+
+    def run_prompt(self, prompt: StaticPrompt, batch: ScheduledBatch) -> torch.Tensor:
+        """Queue a step of one short chunk. Returns its logits [1, vocab_size], until the next such step."""
+        prompt.load(batch)
+        if self._prompt_graph is None or not self.enabled:
+            prompt.run()
+        else:
+            self._prompt_graph.replay()
+        return prompt.logits
 
     def run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> torch.Tensor:
         """Queue a step of decodes. Returns its logits [num_seqs, vocab_size], until the next step."""

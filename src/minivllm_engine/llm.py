@@ -13,6 +13,7 @@ from minivllm_engine.engine_loop import EngineLoop
 from minivllm_engine.errors import ConfigError, RequestError
 from minivllm_engine.intake import Intake, is_batch, refused
 from minivllm_engine.load_report import LoadReport
+from minivllm_engine.memory_plan import MemoryPlan
 from minivllm_engine.model_runner import ModelRunner, Progress
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prepare import PreparedModel, prepare
@@ -76,6 +77,7 @@ class LLM:
             DeltaNetStateManager(self._plan.max_num_seqs, self._plan.num_snapshots),
             model_id=f"{self.model_path} {self._plan.dtype} {self._plan.state_dtype}",
             enabled=self.config.cache.prefix_cache and self._plan.num_snapshots > 0,
+            sparse_tokens=_sparse_tokens(self._plan),
         )
         self._scheduler = Scheduler(
             self._cache, max_num_batched_tokens=self._plan.max_num_batched_tokens
@@ -312,3 +314,9 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _sparse_tokens(plan: MemoryPlan) -> int:
+    """How close together snapshots may lie along a long prompt: see `PrefixCache`."""
+    # On a GPU a step takes some 20 ms however short it is, so prompts are only cut where they are anyway.
+    return max(1024, plan.max_num_batched_tokens) if plan.device.kind == "cuda" else 1024

@@ -12,6 +12,7 @@ from minivllm_engine.device_memory import DeviceMemory
 from minivllm_engine.memory_layout import SHORTEST_SEQUENCE, MemoryPlan
 from minivllm_engine.memory_sizes import (
     activation_bytes,
+    decode_buffer_bytes,
     graph_bytes,
     kv_bytes_per_token,
     slot_bytes,
@@ -109,9 +110,13 @@ class _Fitting:
 
     def _activations(self, num_seqs: int) -> int:
         rows = min(num_seqs, self.num_tokens)
-        return activation_bytes(
+        step = activation_bytes(
             self.model, self.dtype, self.state_dtype, num_tokens=self.num_tokens, num_rows=rows
         )
+        if self.device.kind == "cpu":
+            return step
+        blocks = -(-self.longest // self.config.cache.block_size)
+        return step + decode_buffer_bytes(self.model, self.dtype, num_seqs, blocks)
 
     def _graph_batch(self, num_seqs: int) -> int:
         return min(num_seqs, self.max_graph_batch)

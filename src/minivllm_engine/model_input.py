@@ -13,6 +13,20 @@ from minivllm_engine.scheduled_batch import ScheduledBatch
 
 
 @dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens of a step that lie on the device, where they were sampled.
+
+    Attributes:
+        token_ids: [any] int64.
+        sources: [num_tokens] integers: where in `token_ids` the token of each row is; negative: the row
+            has a token of its own.
+    """
+
+    token_ids: torch.Tensor
+    sources: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInput:
     """A packed batch of `num_seqs` sequences with `num_tokens` new tokens in all.
 
@@ -22,7 +36,7 @@ class ModelInput:
     recurrent state are zero whatever its slot holds.
 
     Attributes:
-        token_ids: [num_tokens] integers.
+        token_ids: [num_tokens] integers; of no meaning where `sampled` has the token.
         positions: [num_tokens] integers, the absolute position of each token.
         starts: [num_seqs], tokens of each sequence that earlier steps have computed (host).
         lengths: [num_seqs], new tokens of each sequence (host).
@@ -34,6 +48,7 @@ class ModelInput:
         num_decodes: see above.
         scored_rows: [num_scored] int64, rows whose logits tell the logprob of a prompt's next token;
             None for none. They may be many: take them in parts.
+        sampled: tokens that were sampled last, or None where all are in `token_ids`.
     """
 
     token_ids: torch.Tensor
@@ -46,6 +61,7 @@ class ModelInput:
     logits_rows: torch.Tensor
     num_decodes: int
     scored_rows: torch.Tensor | None = None
+    sampled: SampledTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

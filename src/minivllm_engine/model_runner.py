@@ -148,6 +148,12 @@ class ModelRunner:
             self._save_snapshots(batch)
             count = len(batch.sequences)
             return StepOutput(logits, likeliest=(static.sampled[:count], static.alive[:count]))
+        prompt = None if self.decodes is None else self.decodes.prompt
+        if self.decodes is not None and prompt is not None and prompt.takes(batch):
+            samples = batch.sequences[0].samples
+            logits = self.decodes.run_prompt(prompt, batch)[:samples]
+            self._save_snapshots(batch)
+            return StepOutput(logits, likeliest=(prompt.sampled[:samples], prompt.alive[:samples]))
         model_input = build_model_input(batch, self.pool, awaited)
         hidden = self.model.hidden_states(model_input, self.pool)
         self._save_snapshots(batch)

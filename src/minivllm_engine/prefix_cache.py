@@ -12,9 +12,8 @@ from minivllm_engine.grid import boundary_grid
 from minivllm_engine.prefix_tree import Node, PrefixTree
 from minivllm_engine.request import CacheUse, Request
 
-# Along one long prompt: at most so many snapshots, and none closer together than this.
+# Along one long prompt: at most so many snapshots.
 _MAX_SPARSE = 8
-_SPARSE_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,8 @@ class PrefixCache:
     Args:
         model_id: the model and the dtypes of its cache.
         enabled: off, nothing is ever kept or found.
+        sparse_tokens: along one long prompt no snapshots are closer together than this. A prompt is cut
+            into as many steps.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class PrefixCache:
         *,
         model_id: str = "",
         enabled: bool = True,
+        sparse_tokens: int = 1024,
     ) -> None:
+        self._sparse_tokens = sparse_tokens
         self.blocks, self.states = blocks, states
         self.enabled = enabled
         self.grid = boundary_grid(blocks.block_size)
@@ -151,7 +154,7 @@ class PrefixCache:
         wanted = {last, match.use.kv_matched // self.grid * self.grid}
         if request.answer_at is not None:
             wanted.add(request.answer_at // self.grid * self.grid)
-        spacing = max(_SPARSE_TOKENS, request.num_tokens // _MAX_SPARSE)
+        spacing = max(self._sparse_tokens, request.num_tokens // _MAX_SPARSE)
         spacing = -(-spacing // self.grid) * self.grid
         wanted.update(range(spacing, last, spacing))
         return sorted(b for b in wanted if match.start < b <= last)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.model_input import AwaitedTokens, ModelInput
+from minivllm_engine.model_input import AwaitedTokens, ModelInput, SampledTokens
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 
@@ -59,7 +59,6 @@ class StaticDecode:
         """Queue the copy of a step's numbers, padded to `size` sequences."""
         self._host.reverse()
         host = self._host[0]
-        host.wait()
         sources: dict[int, int] = {}
         if awaited is not None:
             sources = dict(zip(*awaited.sources(batch), strict=True))
@@ -67,22 +66,21 @@ class StaticDecode:
             if sources and awaited.token_ids.data_ptr() != self.sampled.data_ptr():
                 self.sampled[:count].copy_(awaited.token_ids)
         host.fill(batch.sequences, sources, size, self.pool.block_size)
-        self._numbers.copy_(host.numbers, non_blocking=True)
-        self._tables[:size].copy_(host.tables[:size], non_blocking=True)
-        host.mark_copied()
+        host.numbers.copy_to(self._numbers)
+        host.tables.copy_to(self._tables[:size])
 
     def load_padding(self, size: int) -> None:
         """Queue the copy of a step without a sequence."""
-        self._host[0].fill((), {}, size, self.pool.block_size)
-        self._numbers.copy_(self._host[0].numbers)
-        self._tables[:size].copy_(self._host[0].tables[:size])
+        host = self._host[0]
+        host.fill((), {}, size, self.pool.block_size)
+        host.numbers.copy_to(self._numbers)
+        host.tables.copy_to(self._tables[:size])
 
     def run(self, size: int) -> None:
         """Compute the step that was loaded, for `size` sequences. Queues only, and allocates no inputs."""
         token_ids, sources, positions, slots, kv_slots = self._numbers[:, :size].unbind(0)
-        known = self.sampled.index_select(0, sources.clamp(min=0))
         batch = ModelInput(
-            token_ids=torch.where(sources < 0, token_ids, known),
+            token_ids=token_ids,
             positions=positions,
             # Unknown here: as long as can be.
             starts=(self._max_model_len - 1,) * size,
@@ -92,36 +90,45 @@ class StaticDecode:
             kv_slots=kv_slots,
             logits_rows=slots,
             num_decodes=size,
+            sampled=SampledTokens(self.sampled, sources),
         )
         ops = self.model.operations
         logits = self.model.all_logits(batch, self.pool, out=self.logits[:size])
         ops.greedy(logits, out=(self.sampled[:size], self.alive[:size]))
 
 
+class HostNumbers:
+    """Numbers of int32 on the host that are copied to the device again and again."""
+
+    def __init__(self, shape: tuple[int, ...], *, pinned: bool) -> None:
+        self._tensor = torch.zeros(shape, dtype=torch.int32, pin_memory=pinned)
+        self.array: np.ndarray = self._tensor.numpy()
+        self._copied: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Until the last copy is done: before it they must not change.
+
+        Of a step that was given up nobody else waits for it.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Queue the copy of as many rows as `target` has."""
+        target.copy_(self._tensor[: target.shape[0]], non_blocking=True)
+        if target.device.type == "cuda":
+            self._copied = torch.cuda.current_stream().record_event()
+
+
 class _HostBuffers:
     """The numbers of one step on the host."""
 
     def __init__(self, max_batch: int, max_blocks: int, sink_block: int, *, pinned: bool) -> None:
-        self.numbers = torch.zeros(5, max_batch, dtype=torch.int32, pin_memory=pinned)
-        self.tables = torch.full(
-            (max_batch, max_blocks), sink_block, dtype=torch.int32, pin_memory=pinned
-        )
+        self.numbers = HostNumbers((5, max_batch), pinned=pinned)
+        self.tables = HostNumbers((max_batch, max_blocks), pinned=pinned)
+        self.tables.array[:] = sink_block
         self._sink_block = sink_block
-        self._numbers: np.ndarray = self.numbers.numpy()
-        self._tables: np.ndarray = self.tables.numpy()
         self._written: list[tuple[int, ...]] = [()] * max_batch
-        self._pinned = pinned
-        self._copied: torch.cuda.Event | None = None
-
-    def mark_copied(self) -> None:
-        """The copy to the device has just been queued."""
-        if self._pinned:
-            self._copied = torch.cuda.current_stream().record_event(self._copied)
-
-    def wait(self) -> None:
-        """Until the last copy to the device is done; of a step that was given up nobody else waits for it."""
-        if self._copied is not None:
-            self._copied.synchronize()
 
     def fill(
         self,
@@ -131,6 +138,8 @@ class _HostBuffers:
         block_size: int,
     ) -> None:
         """sources: rows of the last tokens that sequences, by their place, await."""
+        self.numbers.wait()
+        self.tables.wait()
         columns = []
         for lane, sequence in enumerate(sequences):
             position = sequence.start
@@ -143,13 +152,13 @@ class _HostBuffers:
         for lane in range(len(sequences), size):
             self._write_table(lane, ())
         columns += [_NOBODY] * (size - len(sequences))
-        self._numbers[:, :size] = np.array(columns, dtype=np.int32).T
+        self.numbers.array[:, :size] = np.array(columns, dtype=np.int32).T
 
     def _write_table(self, lane: int, table: tuple[int, ...]) -> None:
         # Most tables are those of the step before last.
         if self._written[lane] == table:
             return
-        row = self._tables[lane]
+        row = self.tables.array[lane]
         row[: len(table)] = table
         row[len(table) : len(self._written[lane])] = self._sink_block
         self._written[lane] = table

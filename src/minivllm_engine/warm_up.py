@@ -20,7 +20,10 @@ def warm_up_prompts(
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Compute prompts of several lengths, the longest of `max_tokens`, in the sinks of the pool."""
-    wanted = [lengths for lengths in _LENGTHS if sum(lengths) < max_tokens] + [(max_tokens,)]
+    wanted: list[tuple[int, ...]] = [lengths for lengths in _LENGTHS if sum(lengths) < max_tokens]
+    wanted.append((max_tokens,))
+    if max_tokens >= 1024:
+        wanted += [(max_tokens // 8,) * 8, (max_tokens // 8 - 64,) * 8 + (64,) * 8]
     for done, lengths in enumerate(wanted):
         if progress is not None:
             progress(done, len(wanted))

@@ -2,12 +2,14 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.program import Program
+from minivllm_cli import progress
 from minivllm_cli.console import Console
 from minivllm_cli.progress import (
     JsonLines,
@@ -20,6 +22,7 @@ from minivllm_cli.progress import (
     plain_line,
     short_count,
 )
+from minivllm_cli.signals import Interrupts
 from minivllm_engine.stats import EngineStats
 
 
@@ -280,3 +283,29 @@ def test_progress_off_is_silent_about_progress(program: Program, fake_model: Pat
     done = program.run("generate", fake_model, "-i", source, "--progress", "off")
     assert "generate 0/1" not in done.err
     assert "weights" not in done.err
+
+
+def test_d10_a_phase_that_takes_long_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_REPEAT_SECONDS", 0.01)
+    shown: list[progress.Progress] = []
+
+    class Recorder:
+        def update(self, newest: progress.Progress) -> None:
+            shown.append(newest)
+
+        def close(self) -> None: ...
+
+    interrupts = Interrupts(Console())
+    with progress.loading_progress(Recorder(), interrupts) as show:
+        time.sleep(0.05)
+        assert shown == []
+        show("compile", 1, 6)
+        deadline = time.monotonic() + 10
+        while len(shown) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        show("graphs", 2, 6)
+    assert {(p.phase, p.done) for p in shown} == {("compile", 1), ("graphs", 2)}
+    count = len(shown)
+    assert count >= 4
+    time.sleep(0.05)
+    assert len(shown) == count, "said after the end"

@@ -77,6 +77,7 @@ ORDER = [
     "stored_logits",
     "warm_up",
     "static_decode",
+    "static_prompt",
     "cuda_graph_runner",
     "model_runner",
     "intake",

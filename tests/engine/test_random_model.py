@@ -9,6 +9,7 @@ import torch
 from minivllm_engine.checkpoint_names import expected_tensors
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.decode_limit import decode_step_bytes, decode_weight_bytes
+from minivllm_engine.device_memory import host_memory
 from minivllm_engine.errors import CapacityError, ConfigError, RequestError
 from minivllm_engine.generation_config import GenerationConfig
 from minivllm_engine.llm import LLM
@@ -99,6 +100,7 @@ def prepared(seed: int = 0, *, tied: bool = False) -> PreparedModel:
         tokenizer=NoTokenizer(),
         generation_config=GenerationConfig(),
         config=EngineConfig.create(engine={"max_num_seqs": 4}),
+        device=host_memory(),
     )
 
 

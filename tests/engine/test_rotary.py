@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from minivllm_engine.layers.rotary import inverse_frequencies, rotary_cos_sin
+from minivllm_engine.layers.rotary import inverse_frequencies
 from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.ops.fused.reference import apply_rotary
+from minivllm_engine.ops.fused.reference import apply_rotary, rotary_cos_sin
 from support.tiny_checkpoint import tiny_config
 from support.transformers_oracle import Qwen3_5TextConfig, Qwen3_5TextRotaryEmbedding
 

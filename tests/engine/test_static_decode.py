@@ -31,6 +31,11 @@ class Recorder:
     def all_logits(self, batch: ModelInput, pool: object, out: torch.Tensor) -> torch.Tensor:
         names = ("token_ids", "positions", "slots", "kv_slots", "block_tables")
         self.seen = {name: getattr(batch, name).tolist() for name in names}
+        assert batch.sampled is not None
+        last = batch.sampled.token_ids.tolist()
+        sources = batch.sampled.sources.tolist()
+        ids = zip(self.seen["token_ids"], sources, strict=True)
+        self.seen["token_ids"] = [last[source] if source >= 0 else own for own, source in ids]
         return out
 
     def greedy(self, logits: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -147,11 +152,11 @@ def test_tokens_that_were_drawn_elsewhere_are_taken_over(
 def test_what_is_being_copied_is_not_overwritten_by_the_next_step(static: StaticDecode) -> None:
     a, b, _ = requests()
     for request, slot in ((a, 3), (b, 1), (a, 2)):
-        before = static._host[0].numbers.clone(), static._host[0].tables.clone()
+        before = static._host[0].numbers.array.copy(), static._host[0].tables.array.copy()
         static.load(batch_of(sequence(request, 5, (slot, 9), slot)), None, 1)
-        assert torch.equal(static._host[1].numbers, before[0])
-        assert torch.equal(static._host[1].tables, before[1])
-        assert static._host[0].numbers[3, 0] == slot
+        assert (static._host[1].numbers.array == before[0]).all()
+        assert (static._host[1].tables.array == before[1]).all()
+        assert static._host[0].numbers.array[3, 0] == slot
 
 
 # -- in the engine -------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ def test_what_is_being_copied_is_not_overwritten_by_the_next_step(static: Static
 
 def decode_statically(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines decode as on a GPU from now on, with the reference operations."""
-    operations = static_reference(num_slots=6)
+    operations = static_reference()
     monkeypatch.setattr(model_runner, "choose_operations", lambda *_: operations)
 
 

@@ -8,17 +8,30 @@ import warnings
 import pytest
 import torch
 
+from minivllm_engine.cache_pool import CachePool
+from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.model_input import AwaitedTokens
+from minivllm_engine.model_shapes import shape_config
+from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
+from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.dependent_launch import has_dependent_launch
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
+from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.ops.sampling import reference as sampling_reference
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch import triton
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
+from minivllm_engine.random_weights import RandomWeights
+from minivllm_engine.request import Request, SamplingParams
+from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.static_decode import StaticDecode
+from minivllm_engine.weights import fill_weights
 from support.kernel_checks import (
     attention,
     causal_conv,
+    embedding,
     fused,
     gated_delta,
     model,
@@ -160,6 +173,18 @@ def test_rotary_and_cache_writes(heads: tuple[int, int], dtype: torch.dtype) -> 
             head_dim=head_dim,
             rotary_dim=rotary_dim,
         )
+
+
+@all_dtypes
+def test_cosines_and_sines_of_positions(dtype: torch.dtype) -> None:
+    fused.check_angles(CUDA, dtype, 64)
+    fused.check_angles(CUDA, dtype, 24, factor=1.3)
+
+
+@all_dtypes
+def test_tokens_of_a_step_and_tokens_sampled_before(dtype: torch.dtype) -> None:
+    for num_rows, hidden in [(1, 1024), (256, 5120), (7, 72)]:
+        embedding.check_embed(CUDA, dtype, num_rows, hidden)
 
 
 @all_dtypes
@@ -362,3 +387,61 @@ def test_captured_the_likeliest_token_lies_in_the_same_place_at_every_replay() -
 def test_the_model_of_kernels_equals_that_of_reference_operations(tiny_model, length: int) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     model.check_mixed_steps(tiny_model, CUDA, length)
+
+
+def test_static_decode_steps_give_the_logits_of_the_reference(tiny_model) -> None:
+    """Eager, batch of 2, and of 4 with two lanes of padding."""
+    model.check_static_steps(tiny_model, CUDA)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1, 2, 33])
+def test_steps_whose_kernels_start_early_have_the_bits_of_those_that_do_not(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Graph: 20 steps of the 0.8B shape with 8 layers, each with the tokens of the one before it."""
+    config = ModelConfig.from_dict(shape_config("0.8b") | {"num_hidden_layers": 8}, "config.json")
+    operations = kernel_operations(chunks="reference")
+    whole = MiniQwenForCausalLM(config, operations, dtype=torch.bfloat16, device=CUDA)
+    fill_weights(whole, RandomWeights())
+    pool = CachePool(
+        config,
+        num_slots=size,
+        num_blocks=5 * size,
+        block_size=64,
+        dtype=torch.bfloat16,
+        state_dtype=torch.float32,
+        device=CUDA,
+    )
+    static = StaticDecode(whole, pool, max_batch=size, max_model_len=320)
+    params = SamplingParams.create().resolved(seed=0)
+    requests = [Request(str(i), (i,) * 320, params, i) for i in range(size)]
+    tables = [tuple(range(5 * i, 5 * i + 5)) for i in range(size)]
+
+    def steps(early: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        monkeypatch.setattr(dependent_launch, "has_dependent_launch", lambda device: early)
+        static.load_padding(size)
+        static.run(size)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            static.run(size)
+        generator = torch.Generator(CUDA).manual_seed(0)
+        for tensor in pool.tensors():
+            tensor.normal_(generator=generator)
+        logits = []
+        for step in range(20):
+            sequences = tuple(
+                ScheduledSequence(request, 260 + step, 1, table, i, True, awaits=step > 0)
+                for i, (request, table) in enumerate(zip(requests, tables, strict=True))
+            )
+            rows = {request: i for i, request in enumerate(requests)}
+            awaited = AwaitedTokens(static.sampled, rows) if step else None
+            static.load(ScheduledBatch(sequences, size), awaited, size)
+            graph.replay()
+            logits.append(static.logits.clone())
+        return logits, [tensor.clone() for tensor in pool.tensors()]
+
+    early, ordered = (steps(can) for can in (has_dependent_launch(CUDA), False))
+    for found, expected in zip([*early[0], *early[1]], [*ordered[0], *ordered[1]], strict=True):
+        assert torch.equal(found, expected)

@@ -23,10 +23,10 @@ class OracleAnswer:
 class Oracle:
     """Answers of a model to prompts, computed once each."""
 
-    def __init__(self, model: object, max_tokens: int) -> None:
+    def __init__(self, model: object, max_tokens: int, *, device: str = "auto") -> None:
         self._llm = LLM(
             model,
-            engine={"max_num_batched_tokens": 1, "max_num_seqs": 1},
+            engine={"max_num_batched_tokens": 1, "max_num_seqs": 1, "device": device},
             cache={"prefix_cache": False},
         )
         self._max_tokens = max_tokens
@@ -44,7 +44,13 @@ class Oracle:
         return self._answers[key]
 
 
-def agrees(output: CompletionOutput, oracle: OracleAnswer) -> bool:
+def agrees(
+    output: CompletionOutput,
+    oracle: OracleAnswer,
+    *,
+    tie: float = TIE,
+    tolerance: float = TOLERANCE,
+) -> bool:
     """Is the output the oracle's? False where it left the oracle at a tie, which the caller counts.
 
     Raises AssertionError for any other difference, also of logprobs before the ids differ.
@@ -54,13 +60,13 @@ def agrees(output: CompletionOutput, oracle: OracleAnswer) -> bool:
         zip(output.token_ids, oracle.best[: len(output.token_ids)], strict=True)
     ):
         if token_id != oracle.ids[position]:
-            assert best[0] - best[1] < TIE, (
+            assert best[0] - best[1] < tie, (
                 f"token {position}: {token_id} for {oracle.ids[position]}"
             )
             return False
         if output.logprobs is not None:
             sampled = output.logprobs[position].sampled.logprob
-            assert abs(sampled - best[0]) < TOLERANCE, (
+            assert abs(sampled - best[0]) < tolerance, (
                 f"token {position}: logprob {sampled} {best[0]}"
             )
     return True

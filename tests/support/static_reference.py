@@ -1,71 +1,134 @@
-"""The reference operations behind the interface of those that a CUDA graph is captured from.
+"""The reference operations behind the contract of `Operations.static_decode`: fast on a CPU, for tests.
 
-What they may not know on the host they read from tensors here, which on a CPU costs nothing. Padding
-lanes go to the sink entries, where the kernels skip them.
+Decodes are planned from tensors alone, and lanes with slot -1 are padding: they touch nothing, and give
+zeros. So steps of decodes go through `StaticDecode` as they do with the kernels.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from minivllm_engine.model_input import ModelInput
-from minivllm_engine.ops.attention.reference import AttentionPlan, KVShape
-from minivllm_engine.ops.fused import reference as fused
+from minivllm_engine.ops import reference_backend as reference
+from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.gated_delta.plan import SlotPlan
-from minivllm_engine.ops.linear import output_head
-from minivllm_engine.ops.operations import AttentionOperations, Decodes, Operations
-from minivllm_engine.ops.reference_backend import REFERENCE
-from minivllm_engine.ops.sampling import reference as sampling
+from minivllm_engine.ops.operations import AttentionOperations, Decodes, DeltaRule, Operations
+from minivllm_engine.ops.sampling.reference import greedy
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """The rows of lanes that are somebody's, or None for all; and a plan for these, or None for no lane."""
+
+    live: torch.Tensor | None
+    plan: Any
+
+
+def _live(slots: torch.Tensor) -> torch.Tensor:
+    return (slots >= 0).nonzero().squeeze(1)
+
+
+def _decode_plan(decodes: Decodes) -> _Lanes:
+    live = _live(decodes.slots)
+    starts = tuple(decodes.positions[live].tolist())
+    slots = decodes.slots[live].long()
+    return _Lanes(live, SlotPlan.build(slots, starts) if starts else None)
+
+
+def _spread(rows: torch.Tensor, live: torch.Tensor, count: int) -> torch.Tensor:
+    return rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, live, rows)
+
+
+def _on_live(
+    lanes: _Lanes, like: torch.Tensor, compute: Callable[..., torch.Tensor], *rows: torch.Tensor
+) -> torch.Tensor:
+    """compute(*rows) for the lanes that are somebody's; zeros, shaped as `like`, for the others."""
+    if lanes.plan is None:
+        return torch.zeros_like(like)
+    if lanes.live is None:
+        return compute(*rows)
+    return _spread(compute(*(x[lanes.live] for x in rows)), lanes.live, like.shape[0])
+
+
+def _conv_step(x: torch.Tensor, pool: torch.Tensor, weights: Any, lanes: _Lanes) -> torch.Tensor:
+    return _on_live(lanes, x, lambda some: reference.conv_step(some, pool, weights, lanes.plan), x)
+
+
+def _delta_step(q, k, v, *, a, b, weights, pool, plan: _Lanes) -> torch.Tensor:
+    def step(q, k, v, a, b) -> torch.Tensor:
+        return reference.delta_step(q, k, v, a=a, b=b, weights=weights, pool=pool, plan=plan.plan)
+
+    return _on_live(plan, v, step, q, k, v, a, b)
+
+
+def _attention_plan(batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> _Lanes:
+    if batch.num_decodes < len(batch.lengths):
+        return _Lanes(None, reference.attention_plan(batch, shape, dtype))
+    live = _live(batch.slots)
+    if not len(live):
+        return _Lanes(live, None)
+    some = replace(
+        batch,
+        starts=tuple(batch.positions[live].tolist()),
+        lengths=(1,) * len(live),
+        slots=batch.slots[live],
+        block_tables=batch.block_tables[live].long(),
+        num_decodes=len(live),
+    )
+    return _Lanes(live, reference.attention_plan(some, shape, dtype))
+
+
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lanes: _Lanes
+) -> torch.Tensor:
+    attend = reference.REFERENCE_ATTENTION.attend
+    return _on_live(lanes, q, lambda some: attend(some, keys, values, lanes.plan), q)
+
+
+def _norm_rotate_write(query_key, value, *, cos, sin, kv_slots, **rest) -> torch.Tensor:
+    live = _live(kv_slots)
+    some = {"cos": cos[live], "sin": sin[live], "kv_slots": kv_slots[live].long()}
+    out = reference.REFERENCE.norm_rotate_write(query_key[live], value[live], **some, **rest)
+    return _spread(out, live, query_key.shape[0])
 
 
 def _greedy(
-    logits: torch.Tensor, *, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    logits: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    found = sampling.greedy(logits)
+    found = greedy(logits)
     if out is None:
         return found
-    for to, tensor in zip(out, found, strict=True):
-        to.copy_(tensor)
+    for target, source in zip(out, found, strict=True):
+        target.copy_(source)
     return out
 
 
 def _output_head(
     x: torch.Tensor, embedding: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    logits = output_head(x, embedding)
+    logits = reference.REFERENCE.output_head(x, embedding)
     return logits if out is None else out.copy_(logits)
 
 
-def _norm_rotate_write(*args: Any, kv_slots: torch.Tensor, keys: torch.Tensor, **rest: Any) -> Any:
-    sink = keys.shape[0] * keys.shape[1] - 1
-    slots = kv_slots.long()
-    return fused.norm_rotate_write(*args, kv_slots=slots.where(slots >= 0, sink), keys=keys, **rest)
-
-
-def _attention_plan(batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> AttentionPlan:
-    if batch.num_decodes == len(batch.lengths):
-        starts = tuple(batch.positions.tolist())
-        batch = replace(batch, starts=starts, block_tables=batch.block_tables.long())
-    return AttentionPlan.build(batch, shape)
-
-
-def static_reference(num_slots: int) -> Operations:
-    """num_slots: of the pool; the one after them is the sink."""
-
-    def slot_plan(decodes: Decodes) -> SlotPlan:
-        slots = decodes.slots.long()
-        slots = slots.where(slots >= 0, num_slots)
-        return SlotPlan.build(slots, tuple(decodes.positions.tolist()))
-
+def static_reference() -> Operations:
+    """Reference operations with `static_decode`."""
+    base = reference.REFERENCE
+    step: DeltaRule = _delta_step
     return replace(
-        REFERENCE,
+        base,
         name="static reference",
         static_decode=True,
-        greedy=_greedy,
-        output_head=_output_head,
-        products=replace(REFERENCE.products, output_head=_output_head),
+        products=replace(base.products, output_head=_output_head),
         norm_rotate_write=_norm_rotate_write,
-        delta_net=replace(REFERENCE.delta_net, conv_step_plan=slot_plan, step_plan=slot_plan),
-        attention=AttentionOperations(_attention_plan, REFERENCE.attention.attend),
+        greedy=_greedy,
+        delta_net=replace(
+            base.delta_net,
+            conv_step=_conv_step,
+            conv_step_plan=_decode_plan,
+            step=step,
+            step_plan=_decode_plan,
+        ),
+        attention=AttentionOperations(_attention_plan, _attend),
     )

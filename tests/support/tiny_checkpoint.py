@@ -75,18 +75,22 @@ def nested(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_tensors(
-    config: Mapping[str, Any], *, prefix: str = TEXT, seed: int = 0
+    config: Mapping[str, Any], *, prefix: str = TEXT, seed: int = 0, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a flat config, fp32, under the names that `prefix` makes of them."""
-    generator = torch.Generator().manual_seed(seed)
+    """All tensors of a flat config, fp32, under the names that `prefix` makes of them.
+
+    device: where they are drawn, and stay. Numbers of one seed differ between devices.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    on = {"generator": generator, "device": device}
     tensors: dict[str, torch.Tensor] = {}
 
     def matrix(name: str, *shape: int, std: float | None = None) -> None:
         std = shape[-1] ** -0.5 if std is None else std
-        tensors[name] = torch.randn(*shape, generator=generator) * std
+        tensors[name] = torch.randn(*shape, **on) * std
 
     def vector(name: str, size: int, mean: float = 0.0, std: float = 0.3) -> None:
-        tensors[name] = mean + std * torch.randn(size, generator=generator)
+        tensors[name] = mean + std * torch.randn(size, **on)
 
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     tied = config["tie_word_embeddings"]
@@ -104,7 +108,7 @@ def random_tensors(
             matrix(part + "in_proj_a.weight", heads, hidden)
             matrix(part + "conv1d.weight", channels, 1, config["linear_conv_kernel_dim"], std=0.5)
             matrix(part + "out_proj.weight", hidden, heads * value_dim)
-            tensors[part + "A_log"] = torch.rand(heads, generator=generator) * 3 - 2
+            tensors[part + "A_log"] = torch.rand(heads, **on) * 3 - 2
             vector(part + "dt_bias", heads, mean=-1.0, std=0.7)
             vector(part + "norm.weight", value_dim, mean=1.0)
         else:

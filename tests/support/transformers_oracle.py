@@ -50,7 +50,7 @@ class TransformersOracle:
         """
         if attention_mask is not None and not attention_mask.bool().all():
             raise ValueError("the oracle takes no padding: one sequence a call, no mask with zeros")
-        ids = torch.tensor([list(token_ids)])
+        ids = torch.tensor([list(token_ids)], device=self.model.device)
         return self.model(ids, attention_mask=attention_mask, use_cache=False).logits[0]
 
     @torch.inference_mode()

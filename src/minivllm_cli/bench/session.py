@@ -115,10 +115,9 @@ class _Session:
     def _run_engine(self, engine: EngineRun) -> None:
         self._interrupts.activity = "loading the model"
         self._reporter.update(Progress("loading", detail=self._document.head["model"]["name"]))
-        with self._interrupts.deferred():
-            llm = engine_factory.open_engine(
-                engine.prepared, loading_progress(self._reporter, self._interrupts)
-            )
+        loading = loading_progress(self._reporter, self._interrupts)
+        with self._interrupts.deferred(), loading as show:
+            llm = engine_factory.open_engine(engine.prepared, show)
         with llm, self._watch.over(llm), self._interrupts.stopping_with(self._on_signal):
             self._interrupts.check()
             self._document.set_load(llm.load_report)

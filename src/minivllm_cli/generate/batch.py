@@ -170,10 +170,8 @@ def answer_jobs(
     guard_stdout()
     with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=batch.settings.model))
-        with run.interrupts.deferred():
-            llm = engine_factory.open_engine(
-                batch.prepared, loading_progress(reporter, run.interrupts)
-            )
+        with run.interrupts.deferred(), loading_progress(reporter, run.interrupts) as show:
+            llm = engine_factory.open_engine(batch.prepared, show)
         with llm, watch.over(llm):
             run.interrupts.check()
             tally.load_s = time.monotonic() - began

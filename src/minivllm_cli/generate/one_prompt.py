@@ -70,8 +70,8 @@ def _answer(
     run.interrupts.activity = "loading the model"
     with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=settings.model))
-        with run.interrupts.deferred():
-            llm = engine_factory.open_engine(prepared, loading_progress(reporter, run.interrupts))
+        with run.interrupts.deferred(), loading_progress(reporter, run.interrupts) as show:
+            llm = engine_factory.open_engine(prepared, show)
         with llm, watch.over(llm):
             run.interrupts.check()
             tally.load_s = time.monotonic() - tally.started

@@ -1,4 +1,4 @@
-"""Rotary position embedding on the first dimensions of each head, halves layout (NeoX)."""
+"""How fast each rotated dimension of a head turns; ops/fused does the turning."""
 
 import math
 
@@ -26,11 +26,3 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
     width = high - low or 0.001
     ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
-
-
-def rotary_cos_sin(
-    positions: torch.Tensor, frequencies: torch.Tensor, attention_factor: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of positions [num_tokens]: each [num_tokens, 1, rotary_dim / 2], for all heads."""
-    angles = (positions.float().unsqueeze(-1) * frequencies).unsqueeze(1)
-    return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from minivllm_engine.layers.rotary import rotary_cos_sin
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
@@ -59,7 +58,8 @@ class StepPlan:
         dtype: torch.dtype,
     ) -> "StepPlan":
         cut, delta_net = batch.num_decodes, operations.delta_net
-        cos, sin = rotary_cos_sin(batch.positions, frequencies, config.rope.attention_factor, dtype)
+        factor = config.rope.attention_factor
+        cos, sin = operations.rotary_cos_sin(batch.positions, frequencies, factor, dtype)
         shape = kv_shape(config, block_size)
         decode = prefill = None
         if cut:

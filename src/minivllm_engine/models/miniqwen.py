@@ -149,6 +149,13 @@ class MiniQwenForCausalLM(nn.Module):
         residual, products = self._layers(batch, pool)
         return products.logits(residual, self.norm, self.head, out)
 
+    def planned_states(
+        self, token_ids: torch.Tensor, plan: StepPlan, pool: CachePool
+    ) -> torch.Tensor:
+        """As `hidden_states`, of a step whose plan was made by others."""
+        stream = F.embedding(token_ids, self.embedding)
+        return plan.products.finish(self._run_layers(stream, plan, pool), self.norm)
+
     def _layers(self, batch: ModelInput, pool: CachePool) -> tuple[Residual, Products]:
         plan = StepPlan.build(
             batch,
@@ -158,10 +165,21 @@ class MiniQwenForCausalLM(nn.Module):
             block_size=pool.block_size,
             dtype=self.dtype,
         )
-        residual = Residual(F.embedding(batch.token_ids, self.embedding))
+        return self._run_layers(self._embed(batch), plan, pool), plan.products
+
+    def _run_layers(self, stream: torch.Tensor, plan: StepPlan, pool: CachePool) -> Residual:
+        residual = Residual(stream)
         for layer in self.layers:
             layer(residual, pool, plan)
-        return residual, plan.products
+        return residual
+
+    def _embed(self, batch: ModelInput) -> torch.Tensor:
+        """[num_tokens, hidden_size]."""
+        known = batch.sampled
+        if known is None:
+            return F.embedding(batch.token_ids, self.embedding)
+        ids, sources = batch.token_ids, known.sources
+        return self.operations.embed(ids, sources, known.token_ids, self.embedding)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""

@@ -13,7 +13,10 @@ from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import flash
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as conv
+from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.embedding.triton import embed
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import fla
 from minivllm_engine.ops.gated_delta import reference as reference_rule
@@ -22,6 +25,7 @@ from minivllm_engine.ops.gated_delta.plan import ChunkPlan as ReferenceChunkPlan
 from minivllm_engine.ops.linear import plain_linear, plain_output_head
 from minivllm_engine.ops.operations import (
     AttentionOperations,
+    ChunkBuffers,
     Chunks,
     Decodes,
     DeltaNetOperations,
@@ -148,6 +152,22 @@ def _prompt_plan(chunks: Chunks) -> fla.ChunkPlan | rule.RecurrentPlan:
     return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
+def _static_chunk(
+    buffers: ChunkBuffers, shape: KVShape, dtype: torch.dtype
+) -> tuple[attention.AttentionPlan, conv.ConvPlan, rule.RecurrentPlan]:
+    tile = prefill_tile(shape, dtype, device_limits(buffers.numbers.device))
+    attend = attention.AttentionPlan(
+        num_decodes=0,
+        num_splits=1,
+        positions=buffers.positions[:0],
+        block_tables=buffers.block_tables,
+        prefill=buffers.packed(tile.num_tokens),
+        tile=tile,
+    )
+    convolve = conv.ConvPlan(buffers.slots, buffers.packed(conv.TILE_TOKENS))
+    return attend, convolve, rule.RecurrentPlan(buffers.slots, buffers.starts, buffers.bounds)
+
+
 def _fla_plan(chunks: Chunks) -> fla.ChunkPlan:
     return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
@@ -216,6 +236,8 @@ def kernel_operations(
             sigmoid_mul=fused.sigmoid_mul,
         ),
         output_head=plain_output_head,
+        embed=embed,
+        rotary_cos_sin=fused.rotary_cos_sin,
         norm_rotate_write=fused.norm_rotate_write,
         greedy=greedy,
         delta_net=DeltaNetOperations(
@@ -232,4 +254,5 @@ def kernel_operations(
         inputs_adjacent=True,
         few_rows=SmallBatchProducts(),
         max_few_rows=_FEW_ROWS,
+        static_chunk=_static_chunk if chunks == "auto" and attend == "triton" else None,
     )

@@ -13,6 +13,7 @@ import torch
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.products import Products
+from minivllm_engine.ops.varlen import PackedSequences
 
 
 @dataclass
@@ -138,6 +139,47 @@ class AttentionOperations:
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 
+class ChunkBuffers:
+    """What the operations of one chunk read, on the device, at fixed places of one tensor of int32.
+
+    Attributes:
+        numbers: all of them.
+        token_ids, positions, kv_slots: [max_tokens]; see ModelInput.
+        slots, starts: [1]. bounds: [2], 0 and the chunk's length. last_row: [1], of its last token.
+        block_tables: [1, max_blocks].
+        kv_slots_at, meta_at, table_at: where in `numbers` the kv_slots are, the five numbers slot, start,
+            both bounds and last row, and the table; token_ids and positions are the first.
+        tiles_at: where the tiles are, by tokens of a tile.
+    """
+
+    def __init__(self, max_tokens: int, max_blocks: int, device: torch.device) -> None:
+        self._max_tokens = max_tokens
+        self.kv_slots_at = slice(2 * max_tokens, 3 * max_tokens)
+        self.meta_at = slice(3 * max_tokens, 3 * max_tokens + 5)
+        self.table_at = slice(self.meta_at.stop, self.meta_at.stop + max_blocks)
+        self.tiles_at: dict[int, slice] = {}
+        # No tile is shorter than 2 tokens, and no more than two sizes of them are in use.
+        self._end = self.table_at.stop
+        size = self._end + 2 * max_tokens
+        self.numbers = torch.zeros(size, dtype=torch.int32, device=device)
+        self.token_ids = self.numbers[:max_tokens]
+        self.positions = self.numbers[max_tokens : 2 * max_tokens]
+        self.kv_slots = self.numbers[self.kv_slots_at]
+        slot, start, bounds, last = self.numbers[self.meta_at].split_with_sizes([1, 1, 2, 1])
+        self.slots, self.starts, self.bounds, self.last_row = slot, start, bounds, last
+        self.block_tables = self.numbers[self.table_at].unsqueeze(0)
+
+    def packed(self, tile_size: int) -> PackedSequences:
+        """The chunk as sequences that are cut into tiles."""
+        if tile_size not in self.tiles_at:
+            count = 2 * -(-self._max_tokens // tile_size)
+            self.tiles_at[tile_size] = slice(self._end, self._end + count)
+            self._end += count
+            assert self._end <= len(self.numbers)
+        tiles = self.numbers[self.tiles_at[tile_size]].view(-1, 2)
+        return PackedSequences(self.bounds, self.starts, tiles)
+
+
 @dataclass(frozen=True, slots=True)
 class Operations:
     """All operations of a model; see ops/*/reference.py for what each of them takes and gives.
@@ -149,6 +191,8 @@ class Operations:
             given tensors: `out`.
         inputs_adjacent: of a weight [in, out] the inputs of one output lie side by side in memory, as in
             checkpoints; else the outputs of one input do.
+        static_chunk: plans of attention, convolution and delta rule for a short chunk that is read from
+            buffers, so that it too can be captured; None where there is no such thing.
         few_rows: products for steps of at most `max_few_rows` tokens; they need `inputs_adjacent`.
     """
 
@@ -156,6 +200,10 @@ class Operations:
     static_decode: bool
     products: Products
     output_head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    embed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    rotary_cos_sin: Callable[
+        [torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]
+    ]
     norm_rotate_write: Callable[..., torch.Tensor]
     greedy: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_net: DeltaNetOperations
@@ -163,6 +211,7 @@ class Operations:
     inputs_adjacent: bool = False
     few_rows: Products | None = None
     max_few_rows: int = 0
+    static_chunk: Callable[[ChunkBuffers, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
 
     def products_for(self, num_rows: int) -> Products:
         """Those for steps of few tokens, or for more."""

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import reference as attention
 from minivllm_engine.ops.causal_conv import reference as conv
+from minivllm_engine.ops.embedding.reference import embed
 from minivllm_engine.ops.fused import reference as fused
 from minivllm_engine.ops.gated_delta import reference as rule
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
@@ -111,6 +112,8 @@ REFERENCE = Operations(
         sigmoid_mul=fused.sigmoid_mul,
     ),
     output_head=output_head,
+    embed=embed,
+    rotary_cos_sin=fused.rotary_cos_sin,
     norm_rotate_write=fused.norm_rotate_write,
     greedy=greedy,
     delta_net=DeltaNetOperations(

@@ -1,8 +1,9 @@
 """Compiles every kernel as the operations launch it, for cards that are not there, and prints its figures.
 
 Run as a program, without TRITON_INTERPRET: `python compile_gate.py`. Prints one JSON object a line: kernel,
-arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers; and of kernels
-that start early, loads and stores that do not wait for the kernel before.
+arch (80, 86, 90), case, shared (bytes of shared memory), stack (bytes a thread), registers, approximate
+(sines and cosines that are so); and of kernels that start early, the arguments that are read, the stores and
+the ends that do not wait for the kernel before.
 """
 
 import json
@@ -20,11 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as causal_conv
 from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.embedding import triton as embedding
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
 from minivllm_engine.ops.sampling import triton as sampling
@@ -149,13 +152,20 @@ def elementwise() -> None:
     )
 
 
+def beginning() -> None:
+    """What a decode step begins with."""
+    positions = torch.arange(4, dtype=torch.int32)
+    fused.rotary_cos_sin(positions, zeros(32, dtype=FP32), 1.0, BF16)
+    embedding.embed(positions, positions, positions.long(), zeros(8, 5120))
+
+
 def small_batch_products(num_rows: int, hidden: int, wide: int, heads: int) -> None:
     """All that a step of few rows multiplies, in heads of 128."""
     arch = driver.active.get_current_device()
 
     def launch(num_outputs: int, num_inputs: int) -> dict:
         tile = choose_tile(num_outputs, num_inputs, CARDS[arch])
-        return {"early": arch >= 90, "tile": tile}
+        return {"tile": tile}
 
     x, scale, eps = zeros(num_rows, hidden), zeros(hidden, dtype=FP32), zeros(1, dtype=FP32)
     inner = zeros(num_rows, heads, 128)
@@ -184,6 +194,7 @@ CASES: dict[str, Callable[[], None]] = {
     "norm": lambda: norms(5120),
     "gated norm": gated_norms,
     "elementwise": elementwise,
+    "beginning": beginning,
     "greedy": lambda: sampling.greedy(zeros(4, 248_320)),
     "greedy, fp32": lambda: sampling.greedy(zeros(64, 50_001, dtype=FP32)),
     "small batch, 1 row": lambda: small_batch_products(1, 5120, 17408, 48),
@@ -207,12 +218,40 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "stack": int(found[2])}
 
 
-def before_waiting(ptx: str) -> dict[str, int]:
-    """Loads and stores of a kernel that starts early which do not wait for the kernel before it."""
+def before_waiting(ptx: str, signature: dict[str, str]) -> dict[str, object]:
+    """Of a kernel that starts early, what does not wait for the one before: arguments read, stores and ends.
+
+    signature: types of the kernel's arguments by name, of which constants are none of the PTX's.
+    """
     early, wait, _ = ptx.partition("griddepcontrol.wait")
     if not wait:
         return {}
-    return {"early_loads": early.count("ld.global"), "early_stores": early.count("st.global")}
+    arguments = [(name, kind) for name, kind in signature.items() if kind != "constexpr"]
+    read: set[str] = set()
+    origins: dict[str, set[int]] = {}
+    # Straight on, so that each register comes from what stands above it.
+    for line in early.splitlines():
+        instruction = re.sub(r"^\s*(?:@\S+\s+)?|//.*", "", line)
+        target, _, source = re.sub(r"{([^}]*)}", _without_commas, instruction).partition(",")
+        found = {int(number) for number in re.findall(r"_param_(\d+)\b", source)}
+        found |= {at for name in _registers(source) for at in origins.get(name, ())}
+        origins |= dict.fromkeys(_registers(target), found)
+        if re.match(r"ld\.global|cp\.async", instruction):
+            address = source if instruction.startswith("ld") else instruction
+            places = {at for name in _registers(address) for at in origins.get(name, ())}
+            pointers = {arguments[at][0] for at in places if arguments[at][1].startswith("*")}
+            read |= pointers or {"something unknown"}
+    ends = re.findall(r"^\s*(?:@\S+\s+)?(?:ret|bra|exit)\b", early, re.M)
+    stores = early.count("st.global")
+    return {"early_reads": sorted(read), "early_stores": stores, "early_returns": len(ends)}
+
+
+def _without_commas(match: re.Match[str]) -> str:
+    return match[1].replace(",", " ")
+
+
+def _registers(text: str) -> list[str]:
+    return re.findall(r"%[a-z]+\d+", text)
 
 
 def compile_only(compiled: list[SimpleNamespace]) -> None:
@@ -230,18 +269,27 @@ def compile_only(compiled: list[SimpleNamespace]) -> None:
     JITFunction.run = compile_and_stop
 
 
+def let_kernels_start_early(can: bool) -> None:
+    """As if the tensors, which are on the CPU, were on a card that can do so, or on one that cannot."""
+    dependent_launch.has_dependent_launch = lambda device: can
+
+
 def main() -> None:
     compiled: list[SimpleNamespace] = []
     compile_only(compiled)
     for arch, limits in CARDS.items():
         driver.set_active(NoDriver(arch))
+        let_kernels_start_early(arch >= 90)
         for case, launch in CASES.items():
             compiled.clear()
             launch()
             for entry in compiled:
                 figures = {"shared": entry.kernel.metadata.shared, "limit": limits.shared_memory}
                 figures |= resources(entry.kernel.asm["cubin"])
-                figures |= before_waiting(entry.kernel.asm["ptx"])
+                figures |= before_waiting(entry.kernel.asm["ptx"], entry.kernel.src.signature)
+                figures["approximate"] = len(
+                    re.findall(r"(?:sin|cos)\.approx", entry.kernel.asm["ptx"])
+                )
                 print(json.dumps({"kernel": entry.name, "arch": arch, "case": case, **figures}))
                 sys.stdout.flush()
 

@@ -16,7 +16,7 @@ from triton.runtime import driver
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
-from compile_gate import NoDriver, compile_only  # noqa: E402
+from compile_gate import NoDriver, compile_only, let_kernels_start_early  # noqa: E402
 
 from minivllm_engine.ops.kernel_backend import kernel_operations  # noqa: E402
 from support.packed_runner import PackedRunner, load_model  # noqa: E402
@@ -28,6 +28,7 @@ def main() -> None:
     compiled: list[SimpleNamespace] = []
     compile_only(compiled)
     driver.set_active(NoDriver(90))
+    let_kernels_start_early(True)
     with tempfile.TemporaryDirectory() as directory:
         kernels = kernel_operations(chunks="reference")
         model = load_model(write_tiny_checkpoint(Path(directory)), operations=kernels)
@@ -38,6 +39,8 @@ def main() -> None:
     for counts in (
         {0: 1},
         {1: 17},
+        # Products of two rows are kernels of their own, as those of one.
+        {0: 1, 1: 1},
         # From here on nothing is new: other numbers of sequences, tokens, blocks, tiles, and cuts.
         {0: 1, 2: 3},
         {0: 1, 1: 1, 2: 1, 3: 16, 4: 33},

@@ -1,4 +1,4 @@
-"""The benchmark of the kernels runs from beginning to end, in the interpreter and with tiny shapes."""
+"""The benchmarks of kernels and of a step run to their ends, in the interpreter and with tiny shapes."""
 
 import os
 import re
@@ -10,13 +10,16 @@ from support.kernel_checks import needs_interpreter
 
 pytestmark = needs_interpreter
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks/kernels.py"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, script: str = "kernels.py") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -39,3 +42,14 @@ def test_what_time_does_not_allow_is_counted() -> None:
 def test_a_group_that_is_not_there_is_named() -> None:
     done = run("--smoke", "--only", "conv,steps")
     assert done.returncode == 2 and "no such group: steps" in done.stderr
+
+
+def test_a_step_is_timed_for_each_batch_size() -> None:
+    done = run("--smoke", "--batch", "1", "2", script="step_time.py")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["1", "2"]
+    for _, early, ordered, saved, eager, limit in rows:
+        assert float(early) > 0 and float(ordered) > 0 and float(eager) > 0
+        assert saved.endswith("%") and limit.endswith("%")
+    assert "Warning" not in done.stderr, "numbers that were not finite"

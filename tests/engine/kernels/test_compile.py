@@ -16,7 +16,23 @@ pytest.importorskip("triton", reason="Triton is there for Linux only")
 
 # A little is what the compiler keeps of a tile's addresses; more would be the sums themselves.
 MAX_STACK = 64
-KERNELS_THAT_START_EARLY = {"small_batch._product_kernel"}
+# Kernels that start early, and what each reads while the one before still runs: weights, and nothing else.
+EARLY_READS = {
+    "attention._combine_kernel": set(),
+    "attention._decode_kernel": set(),
+    "causal_conv._step_kernel": {"taps"},
+    "embedding._embed_kernel": set(),
+    "fused._angles_kernel": {"frequencies"},
+    "fused._gated_norm_kernel": {"weight", "eps"},
+    "fused._norm_kernel": {"scale", "eps"},
+    "fused._rotate_kernel": {"scale", "eps"},
+    "fused._sigmoid_mul_kernel": set(),
+    "fused._silu_mul_kernel": set(),
+    "gated_delta._step_kernel": {"log_decay", "dt_bias"},
+    "sampling._combine_kernel": set(),
+    "sampling._part_kernel": set(),
+    "small_batch._product_kernel": {"weight", "scale", "eps"},
+}
 
 
 def run(program: str, cache: Path) -> list[dict]:
@@ -38,10 +54,15 @@ def test_kernels_fit_the_cards(tmp_path: Path) -> None:
     assert not spilling
     products = [entry for entry in compiled if entry["kernel"].startswith("small_batch")]
     assert all(entry["stack"] == 0 for entry in products)
-    early = [entry for entry in compiled if "early_loads" in entry]
-    assert {entry["kernel"] for entry in early if entry["arch"] == 90} == KERNELS_THAT_START_EARLY
+    early = [entry for entry in compiled if "early_reads" in entry]
+    reads: dict[str, set[str]] = {}
+    for entry in early:
+        reads.setdefault(entry["kernel"], set()).update(entry["early_reads"])
+    assert reads == EARLY_READS
     assert all(entry["arch"] == 90 for entry in early), "a card that cannot start kernels early"
-    assert all(entry["early_loads"] and not entry["early_stores"] for entry in early)
+    assert not any(entry["early_stores"] for entry in early), "stored before the wait"
+    assert not any(entry["early_returns"] for entry in early), "ended before the wait"
+    assert not any(entry["approximate"] for entry in compiled), "an approximate sine or cosine"
     counts = Counter(entry["arch"] for entry in compiled)
     assert set(counts) == {80, 86, 90} and len(set(counts.values())) == 1
     kernels = {entry["kernel"] for entry in compiled}
@@ -51,11 +72,12 @@ def test_kernels_fit_the_cards(tmp_path: Path) -> None:
 def test_no_step_of_another_shape_needs_a_kernel_anew(tmp_path: Path) -> None:
     """A kernel that is compiled while requests wait costs them a second, and breaks a graph's capture."""
     steps = run("recompile_gate.py", tmp_path)
-    decode, prefill, *others = steps
+    decode, prefill, pair, *others = steps
     assert (
         "gated_delta._step_kernel" in decode["new"] and "attention._decode_kernel" in decode["new"]
     )
     assert "causal_conv._prefill_kernel" in prefill["new"]
+    assert pair["new"] == ["small_batch._product_kernel"]
     assert {name for step in others for name in step["kernels"]} == {
         *decode["new"],
         *prefill["new"],

@@ -53,3 +53,9 @@ def test_queries_and_keys_are_normed_and_rotated_and_written(
         head_dim=head_dim,
         rotary_dim=rotary_dim,
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cosines_and_sines_of_positions(dtype: torch.dtype) -> None:
+    fused.check_angles(CPU, dtype, 64)
+    fused.check_angles(CPU, dtype, 24, factor=1.3)

@@ -7,6 +7,7 @@ from support.kernel_checks import (
     NAN,
     assert_close,
     on_device,
+    preceded,
     random_rows,
     rounds_as_torch,
     same_bits,
@@ -118,3 +119,32 @@ def check_rotary(
     assert torch.equal(written, ~kernel_caches[0].isnan().cpu())
     assert_close(kernel_caches[0][written.to(device)], caches[0][written], "keys", size=8)
     assert same_bits(kernel_caches[1], caches[1]), "values"
+
+
+def check_angles(
+    device: torch.device, dtype: torch.dtype, rotary_dim: int, factor: float = 1.0
+) -> None:
+    """Positions of all sizes up to 262,144, in integers of both kinds, within the last bit of the dtype.
+
+    The reference runs on the same device: what is compared is the sine, and not the libraries below it.
+    """
+    numbers = [0, 1, 2, 3, 7, 63, 64, 1000, 8191, 65_537, 100_003, 200_001, 262_143, 262_144]
+    frequencies = 1e7 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
+    # What lies behind the frequencies and before the positions is not to be read.
+    frequencies = torch.cat((frequencies, torch.full((8,), NAN)))[: rotary_dim // 2].to(device)
+    for integers in (torch.int32, torch.int64):
+        positions = preceded(torch.tensor(numbers, dtype=integers, device=device), 5)
+        found = triton.rotary_cos_sin(positions, frequencies, factor, dtype)
+        expected = reference.rotary_cos_sin(positions, frequencies, factor, dtype)
+        for own, other in zip(found, expected, strict=True):
+            assert own.shape == other.shape and own.dtype == dtype and own.is_contiguous()
+            assert_last_bit(own, other)
+
+
+def assert_last_bit(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """At most one unit in the last place apart, in fp32 two; below 2^-10, units of 2^-10."""
+    size = expected.double().abs().clamp(min=2**-10)
+    unit = torch.finfo(actual.dtype).eps * torch.exp2(size.log2().floor())
+    apart = (actual.double() - expected.double()).abs() / unit
+    most = 2 if actual.dtype == torch.float32 else 1
+    assert float(apart.max()) <= most, f"{float(apart.max())} units apart"

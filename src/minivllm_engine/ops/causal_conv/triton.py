@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from minivllm_engine.ops.dependent_launch import launch_options
 from minivllm_engine.ops.varlen import PackedSequences
 
 _STEP_CHANNELS = 512
-_TILE_TOKENS, _TILE_CHANNELS = 16, 128
+TILE_TOKENS, _TILE_CHANNELS = 16, 128
 
 
 @triton.jit
@@ -36,10 +38,21 @@ def _step_kernel(
     W: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     seq = tl.program_id(1).to(tl.int64)
     channels = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     mask = channels < D
+    columns = tl.arange(0, COLUMNS)
+    channel, column = channels[:, None], columns[None, :]
+    in_history = mask[:, None] & (column < W - 1)
+    weights = tl.load(taps + column * D + channel, mask=in_history, other=0.0).to(tl.float32)
+    own_weight = tl.load(taps + (W - 1) * D + channels, mask=mask, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_wait()
+
     out_at = out + seq * D + channels
     dtype = out.dtype.element_ty
     slot = tl.load(slots + seq).to(tl.int64)
@@ -47,9 +60,6 @@ def _step_kernel(
         tl.store(out_at, tl.zeros((CHANNELS,), dtype), mask=mask)
         return
     has_past = tl.load(positions + seq) > 0
-    columns = tl.arange(0, COLUMNS)
-    channel, column = channels[:, None], columns[None, :]
-    in_history = mask[:, None] & (column < W - 1)
     history_at = pool + slot * pool_row + channel * (W - 1) + column
     newest_at = x + seq * x_row
 
@@ -58,8 +68,6 @@ def _step_kernel(
     moved = tl.load(history_at + 1, mask=in_history & has_past & (column < W - 2), other=0.0)
     token = tl.load(newest_at + channel, mask=mask[:, None] & (column == W - 2), other=0.0)
     own = tl.load(newest_at + channels, mask=mask, other=0.0).to(tl.float32)
-    weights = tl.load(taps + column * D + channel, mask=in_history, other=0.0).to(tl.float32)
-    own_weight = tl.load(taps + (W - 1) * D + channels, mask=mask, other=0.0).to(tl.float32)
 
     total = own * own_weight + tl.sum(history.to(tl.float32) * weights, axis=1)
     tl.store(out_at, _rounded_silu(total, dtype), mask=mask)
@@ -75,6 +83,7 @@ def causal_conv_step(
     *,
     slots: torch.Tensor,
     positions: torch.Tensor,
+    early: bool | None = None,
 ) -> torch.Tensor:
     """One token for each of N sequences; their history in `pool` moves on by one.
 
@@ -85,6 +94,7 @@ def causal_conv_step(
         slots: [N] integers. Negative ones are padding: they touch no history, and their output is zero.
             No others may be alike, except that of a sink, whose content is then undefined.
         positions: [N] integers. At 0 a sequence begins: its history is zero, whatever the slot holds.
+        early: start while the kernel before still runs; by default where the card can.
 
     Returns:
         [N, D] after SiLU.
@@ -105,6 +115,7 @@ def causal_conv_step(
         COLUMNS=triton.next_power_of_2(num_taps - 1),
         CHANNELS=_STEP_CHANNELS,
         num_warps=4,
+        **launch_options(early, x.device),
     )
     return out
 
@@ -132,7 +143,7 @@ class ConvPlan:
             starts: tokens of each sequence that came before. 0 means that its history is zero.
             lengths: tokens of each, in the order of the rows.
         """
-        return cls(slots, PackedSequences.build(starts, lengths, _TILE_TOKENS, slots.device))
+        return cls(slots, PackedSequences.build(starts, lengths, TILE_TOKENS, slots.device))
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "bounds", "starts", "tiles"])
@@ -227,7 +238,7 @@ def causal_conv_prefill(
         D=channels,
         W=num_taps,
         COLUMNS=triton.next_power_of_2(num_taps - 1),
-        TOKENS=_TILE_TOKENS,
+        TOKENS=TILE_TOKENS,
         CHANNELS=_TILE_CHANNELS,
         num_warps=4,
     )

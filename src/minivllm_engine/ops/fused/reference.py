@@ -55,6 +55,22 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x.mul_(torch.sigmoid(gate))
 
 
+def rotary_cos_sin(
+    positions: torch.Tensor, frequencies: torch.Tensor, attention_factor: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the angles position * frequency, in fp32, times a factor, rounded once.
+
+    Args:
+        positions: [num_tokens] integers.
+        frequencies: [rotary_dim / 2] fp32.
+
+    Returns:
+        Each [num_tokens, 1, rotary_dim / 2], for all heads.
+    """
+    angles = (positions.float().unsqueeze(-1) * frequencies).unsqueeze(1)
+    return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)
+
+
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate x [num_tokens, num_heads, head_dim] in its first dimensions; the others pass through.
 

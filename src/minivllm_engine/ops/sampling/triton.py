@@ -3,6 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minivllm_engine.ops.dependent_launch import launch_options
 
 # Logits that a program has in flight.
 _BLOCK = 1024
@@ -46,7 +49,12 @@ def _part_kernel(
     num_blocks,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
+    if EARLY:
+        gdc_wait()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first = part * num_blocks * BLOCK
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -73,8 +81,20 @@ def _part_kernel(
 
 @triton.jit(do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["token_ids", "alive"])
 def _combine_kernel(
-    largest, smallest, ids, token_ids, alive, num_parts, VOCAB: tl.constexpr, PARTS: tl.constexpr
+    largest,
+    smallest,
+    ids,
+    token_ids,
+    alive,
+    num_parts,
+    VOCAB: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
+    if EARLY:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     best = tl.full((PARTS,), float("-inf"), tl.float32)
     best_at = tl.full((PARTS,), _NO_ID, tl.int32)
@@ -95,7 +115,10 @@ def _combine_kernel(
 
 
 def greedy(
-    logits: torch.Tensor, *, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    logits: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    early: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token of each row, and whether the row can be trusted. Waits for nothing.
 
@@ -104,6 +127,7 @@ def greedy(
     Args:
         logits: [N, vocab], fp32, fp16 or bf16; rows may lie apart, each is contiguous.
         out: token_ids [N] int64 and alive [N] bool, contiguous, to be written to instead of new ones.
+        early: start while the kernel before still runs; by default where the card can.
 
     Returns:
         token_ids [N] int64, valid ids also where a row is dead, and alive [N] bool: are the logits
@@ -132,9 +156,18 @@ def greedy(
         VOCAB=vocab,
         BLOCK=_BLOCK,
         num_warps=4,
+        **launch_options(early, logits.device),
     )
     _combine_kernel[(num_rows,)](
-        largest, smallest, ids, *out, num_parts, VOCAB=vocab, PARTS=_PARTS, num_warps=4
+        largest,
+        smallest,
+        ids,
+        *out,
+        num_parts,
+        VOCAB=vocab,
+        PARTS=_PARTS,
+        num_warps=4,
+        **launch_options(early, logits.device),
     )
     return out
 

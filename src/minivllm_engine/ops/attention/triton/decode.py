@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from minivllm_engine.ops.attention.tiles import (
     MIN_SPLIT,
@@ -12,6 +13,7 @@ from minivllm_engine.ops.attention.tiles import (
     softmax_scale,
 )
 from minivllm_engine.ops.attention.triton.attend import INTERPRETED, attend
+from minivllm_engine.ops.dependent_launch import launch_options
 
 _MIN_SPLIT = tl.constexpr(MIN_SPLIT)
 
@@ -44,7 +46,12 @@ def _decode_kernel(
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
+    if EARLY:
+        gdc_wait()
     split, kv_head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     position = tl.load(positions + seq).to(tl.int32)
     share = _split_length(position + 1, SPLITS, KEYS)
@@ -99,7 +106,12 @@ def _combine_kernel(
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
+    if EARLY:
+        gdc_wait()
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     head, seq = tl.program_id(1), tl.program_id(2).to(tl.int64)
     context = tl.load(positions + seq).to(tl.int32) + 1
@@ -126,6 +138,7 @@ def decode(
     positions: torch.Tensor,
     splits: int,
     tile: DecodeTile | None = None,
+    early: bool | None = None,
 ) -> None:
     """Write the rows of `num_seqs` sequences with one token each into the first rows of `out`.
 
@@ -137,6 +150,7 @@ def decode(
         positions: [num_seqs] integers; all positions up to these are attended to.
         splits: programs that share the keys of a sequence: a power of two.
         tile: another one than `decode_tile` says.
+        early: start while the kernel before still runs; by default where the card can.
     """
     num_seqs, num_heads, head_dim = q.shape
     block_size, num_kv_heads = keys.shape[1:3]
@@ -170,6 +184,7 @@ def decode(
         UPCAST=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=2,
+        **launch_options(early, q.device),
     )
     if splits > 1:
         columns = min(64, padded_size(head_dim))
@@ -184,4 +199,5 @@ def decode(
             SPLITS=splits,
             COLUMNS=columns,
             num_warps=4,
+            **launch_options(early, q.device),
         )

@@ -5,6 +5,7 @@ times there.
 """
 
 from minivllm_engine.ops.fused.triton.activation import sigmoid_mul, silu_mul
+from minivllm_engine.ops.fused.triton.angles import rotary_cos_sin
 from minivllm_engine.ops.fused.triton.norm import add_rms_norm, gated_rms_norm, rms_norm
 from minivllm_engine.ops.fused.triton.rotary import norm_rotate_write
 
@@ -13,6 +14,7 @@ __all__ = [
     "gated_rms_norm",
     "norm_rotate_write",
     "rms_norm",
+    "rotary_cos_sin",
     "sigmoid_mul",
     "silu_mul",
 ]

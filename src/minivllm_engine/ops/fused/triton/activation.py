@@ -3,12 +3,21 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minivllm_engine.ops.dependent_launch import launch_options
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(
+    gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        gdc_launch_dependents()
+    if EARLY:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -25,13 +34,25 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, size)
     _silu_mul_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
-        gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4
+        gate_up,
+        out,
+        gate_up.stride(0),
+        SIZE=size,
+        BLOCK=_BLOCK,
+        num_warps=4,
+        **launch_options(None, gate_up.device),
     )
     return out
 
 
 @triton.jit
-def _sigmoid_mul_kernel(x, gate, gate_row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _sigmoid_mul_kernel(
+    x, gate, gate_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        gdc_launch_dependents()
+    if EARLY:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -52,6 +73,12 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """
     size = x[0].numel()
     _sigmoid_mul_kernel[(x.shape[0], triton.cdiv(size, _BLOCK))](
-        x, gate, gate.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4
+        x,
+        gate,
+        gate.stride(0),
+        SIZE=size,
+        BLOCK=_BLOCK,
+        num_warps=4,
+        **launch_options(None, x.device),
     )
     return x

@@ -3,6 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minivllm_engine.ops.dependent_launch import launch_options
 
 # So many rows of a gated norm give the card enough programs, also several rows to each.
 _MANY_ROWS = 8192
@@ -21,19 +24,25 @@ def _norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
-    numbers = tl.load(x + row * x_row + columns, mask=mask, other=0.0).to(tl.float32)
     factors = tl.load(scale + columns, mask=mask, other=0.0)
+    epsilon = tl.load(eps)
+    if EARLY:
+        gdc_wait()
+    numbers = tl.load(x + row * x_row + columns, mask=mask, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
     if HAS_RESIDUAL:
         residual_at = residual + row * residual_row + columns
         total = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32) + numbers
         numbers = total.to(dtype).to(tl.float32)
         tl.store(residual_at, total.to(dtype), mask=mask)
-    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / SIZE + tl.load(eps))
+    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / SIZE + epsilon)
     tl.store(out + row * SIZE + columns, (numbers * inverse * factors).to(dtype), mask=mask)
 
 
@@ -84,6 +93,7 @@ def _norm(
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         num_warps=min(max(block // 512, 1), 8),
+        **launch_options(None, x.device),
     )
     return out
 
@@ -101,17 +111,23 @@ def _gated_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
     at = rows[:, None] * SIZE + columns[None, :]
     gate_at = gate + (rows // HEADS * gate_row + rows % HEADS * SIZE)[:, None] + columns[None, :]
     dtype = out.dtype.element_ty
+    weights = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
+    epsilon = tl.load(eps)
+    if EARLY:
+        gdc_wait()
     numbers = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     gates = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
-    weights = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
-    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=1) / SIZE + tl.load(eps))
+    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=1) / SIZE + epsilon)
     normed = (numbers * inverse[:, None]).to(dtype).to(tl.float32)
     result = gates * tl.sigmoid(gates) * weights[None, :] * normed
     tl.store(out + at, result.to(dtype), mask=mask)
@@ -146,5 +162,6 @@ def gated_rms_norm(
         BLOCK=block,
         ROWS=rows,
         num_warps=4 if rows > 1 else 1,
+        **launch_options(None, x.device),
     )
     return out

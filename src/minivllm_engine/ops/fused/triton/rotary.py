@@ -3,6 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minivllm_engine.ops.dependent_launch import launch_options
 
 
 @triton.jit(do_not_specialize_on_alignment=["kv_slots"])
@@ -24,23 +27,29 @@ def _rotate_kernel(
     D: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     mask, rotated = columns < D, columns < 2 * HALF
     dtype = out.dtype.element_ty
-    head_at = query_key + token * query_key_row + head * D
-    scale_at = scale + head * D
-    numbers = tl.load(head_at + columns, mask=mask, other=0.0).to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / D + tl.load(eps))
-    factors = tl.load(scale_at + columns, mask=mask, other=0.0)
-    normed = (numbers * inverse * factors).to(dtype).to(tl.float32)
-
-    # The same for the dimension that each is rotated with.
+    # Dimension by dimension, the one that it is rotated with.
     partner = tl.where(columns < HALF, columns + HALF, columns - HALF)
+    scale_at = scale + head * D
+    factors = tl.load(scale_at + columns, mask=mask, other=0.0)
+    other_factors = tl.load(scale_at + partner, mask=rotated, other=0.0)
+    epsilon = tl.load(eps)
+    if EARLY:
+        gdc_wait()
+
+    head_at = query_key + token * query_key_row + head * D
+    numbers = tl.load(head_at + columns, mask=mask, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / D + epsilon)
+    normed = (numbers * inverse * factors).to(dtype).to(tl.float32)
     others = tl.load(head_at + partner, mask=rotated, other=0.0).to(tl.float32)
-    factors = tl.load(scale_at + partner, mask=rotated, other=0.0)
-    others = (others * inverse * factors).to(dtype).to(tl.float32)
+    others = (others * inverse * other_factors).to(dtype).to(tl.float32)
     angle_at = token * HALF + columns % HALF
     cosine = tl.load(cos + angle_at, mask=rotated, other=1.0).to(tl.float32)
     sine = tl.load(sin + angle_at, mask=rotated, other=0.0).to(tl.float32)
@@ -68,6 +77,7 @@ def norm_rotate_write(
     keys: torch.Tensor,
     values: torch.Tensor,
     kv_slots: torch.Tensor,
+    early: bool | None = None,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, write keys and values into the cache, and return the queries.
 
@@ -82,6 +92,7 @@ def norm_rotate_write(
         keys, values: [num_blocks, block_size, G, d], of the dtype of query_key.
         kv_slots: [num_tokens], where in them each token goes: block * block_size + offset; nowhere if
             negative.
+        early: start while the kernel before still runs; by default where the card can.
 
     Returns:
         [num_tokens, H, d].
@@ -109,5 +120,6 @@ def norm_rotate_write(
         HALF=cos.shape[-1],
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
+        **launch_options(early, query_key.device),
     )
     return out

@@ -96,10 +96,11 @@ def launch(
     dt_bias: torch.Tensor,
     pool: torch.Tensor,
     rows: int,
+    **options: bool,
 ) -> torch.Tensor:
     """Launch a kernel of one warp for so many rows of V of each head of each sequence: o [N, HV, V].
 
-    where: the kernel's own tensors, which say where the sequences lie.
+    where: the kernel's own tensors, which say where the sequences lie. options: of the launch.
     """
     num_tokens, value_heads, value_dim = v.shape
     key_dim = k.shape[2]
@@ -124,5 +125,6 @@ def launch(
         BLOCK_K=triton.next_power_of_2(key_dim),
         ROWS=rows,
         num_warps=1,
+        **options,
     )
     return out

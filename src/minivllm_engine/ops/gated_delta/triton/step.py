@@ -3,7 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from minivllm_engine.ops.dependent_launch import launch_options
 from minivllm_engine.ops.gated_delta import tiles
 from minivllm_engine.ops.gated_delta.triton.rule import advance, launch, load_token, locate, prepare
 
@@ -34,8 +36,14 @@ def _step_kernel(
     V: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     seq, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    decay_of_head, bias_of_head = tl.load(log_decay + head), tl.load(dt_bias + head)
+    if EARLY:
+        gdc_wait()
     slot = tl.load(slots + seq).to(tl.int64)
     rows, row_mask, state_at, mask = locate(pool, slot, pool_row, head, V, K, ROWS, BLOCK_K)
     out_at = out + (seq * HV + head) * V + rows
@@ -50,7 +58,6 @@ def _step_kernel(
     query, key, value, a_now, b_now = load_token(
         q, k, v, a + head, b + head, seq, q_row, k_row, v_row, a_row, b_row, row_mask, K, BLOCK_K
     )
-    decay_of_head, bias_of_head = tl.load(log_decay + head), tl.load(dt_bias + head)
     query, key, product, value, decay, beta = prepare(
         query, key, value, a_now, b_now, decay_of_head, bias_of_head, scale
     )
@@ -71,6 +78,7 @@ def gated_delta_step(
     pool: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
+    early: bool | None = None,
 ) -> torch.Tensor:
     """One token for each of N sequences; their states in `pool` are updated in place.
 
@@ -85,6 +93,7 @@ def gated_delta_step(
         slots: [N] integers. Negative ones are padding: they touch no state, and their output is zero.
             No others may be alike, except that of a sink, whose content is then undefined.
         positions: [N] integers. At 0 a sequence begins: its state is zero, whatever the slot holds.
+        early: start while the kernel before still runs; by default where the card can.
 
     Returns:
         o [N, HV, V] in v's dtype.
@@ -102,4 +111,5 @@ def gated_delta_step(
         dt_bias=dt_bias,
         pool=pool,
         rows=tiles.STEP_ROWS,
+        **launch_options(early, v.device),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from minivllm_engine.ops.dependent_launch import has_dependent_launch
+from minivllm_engine.ops.dependent_launch import launch_options
 from minivllm_engine.ops.device_limits import device_limits
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS, Tile, choose_tile
 from minivllm_engine.ops.small_batch.triton import kernel
@@ -203,8 +203,6 @@ def _product(
     num_inputs = weight.shape[1]
     if num_rows > MAX_ROWS:
         raise ValueError(f"{num_rows} rows, and at most {MAX_ROWS} are a small batch")
-    if early is None:
-        early = has_dependent_launch(x.device)
     tile = tile or choose_tile(weight.shape[0], num_inputs, device_limits(x.device))
     swiglu, gated_norm = output_kind == kernel.SWIGLU, input_kind == kernel.GATED_NORM
     head = x.shape[-1] if gated_norm else num_inputs
@@ -237,9 +235,8 @@ def _product(
         INPUT=input_kind.value,
         OUTPUT=output_kind.value,
         HAS_BIAS=bias is not None,
-        EARLY=early,
         num_warps=tile.num_warps,
-        launch_pdl=early,
         maxnreg=tile.num_registers if num_rows == 1 and x.element_size() == 2 else None,
+        **launch_options(early, x.device),
     )
     return out
