@@ -193,8 +193,10 @@ class LLM:
 
         On a GPU the news are those of the step before, while the next one runs.
         """
+        news = self._loop.step()
+        # Only now: what is known already must outlive a step that is interrupted.
         outputs, self._undelivered = self._undelivered, []
-        return outputs + self._loop.step()
+        return outputs + news
 
     def _step_for(self, wanted: set[str]) -> list[RequestOutput]:
         """One step; what it says of other requests is kept for the next `step`."""

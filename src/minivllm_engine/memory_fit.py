@@ -115,8 +115,7 @@ class _Fitting:
         )
         if self.device.kind == "cpu":
             return step
-        blocks = -(-self.longest // self.config.cache.block_size)
-        return step + decode_buffer_bytes(self.model, self.dtype, num_seqs, blocks)
+        return step + decode_buffer_bytes(self.model, self.dtype, num_seqs)
 
     def _graph_batch(self, num_seqs: int) -> int:
         return min(num_seqs, self.max_graph_batch)

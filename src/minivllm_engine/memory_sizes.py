@@ -173,8 +173,9 @@ def graph_bytes(model: ModelConfig, dtype: str, state_dtype: str, largest: int) 
     return _CAPTURE_BYTES + kernels * _GRAPH_BYTES_PER_KERNEL + shared
 
 
-def decode_buffer_bytes(model: ModelConfig, dtype: str, max_num_seqs: int, max_blocks: int) -> int:
-    """Bytes of what decode steps on a GPU read and write at fixed places: logits, tables, numbers."""
-    numbers = 5 * 4 + 8 + 1
-    row = model.vocab_size * ITEM_BYTES[dtype] + max_blocks * 4 + numbers
-    return max_num_seqs * row
+def decode_buffer_bytes(model: ModelConfig, dtype: str, max_num_seqs: int) -> int:
+    """Bytes of what decode steps on a GPU write at a fixed place: their logits.
+
+    What they read there, block tables above all, is a thousandth of it.
+    """
+    return max_num_seqs * model.vocab_size * ITEM_BYTES[dtype]

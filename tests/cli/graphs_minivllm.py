@@ -10,7 +10,7 @@ from typing import Any
 from minivllm_cli import engine_factory
 from minivllm_cli.app import main
 from minivllm_cli.settings import Settings
-from minivllm_engine.device_memory import DeviceMemory
+from minivllm_engine.device_memory import DeviceMemory, host_memory
 from minivllm_engine.load_report import LoadReport
 from minivllm_engine.memory_plan import plan_memory
 from minivllm_engine.memory_sizes import graph_sizes
@@ -39,7 +39,8 @@ def _open_engine(prepared: Any, progress: Any = None) -> Any:
                 0.1, 0.2, 0.3, sizes, int(os.environ["GRAPH_BYTES"]), plan.graph_bytes
             )
 
-    small = replace(prepared.plan, max_num_seqs=4, num_blocks=64, num_snapshots=4)
+    cpu = {"device": host_memory(), "max_graph_batch": 0}
+    small = replace(prepared.plan, max_num_seqs=4, num_blocks=64, num_snapshots=4, **cpu)
     return WithGraphs(replace(prepared, plan=small), progress=progress)
 
 

@@ -520,3 +520,22 @@ def test_one_prompt_need_not_be_in_a_list(llm) -> None:
     assert len(by_ids) == len(in_list) == 1
     assert by_ids[0].outputs[0].token_ids == in_list[0].outputs[0].token_ids
     assert llm.generate([], GREEDY) == []
+
+
+def test_answers_that_are_known_outlive_a_step_that_is_interrupted(tiny_model, monkeypatch) -> None:
+    with LLM(tiny_model, engine={"cpu_memory": "32MiB"}) as llm:
+        short = llm.add_request(ids(150, 5), SamplingParams(temperature=0, max_tokens=2))
+        stream = llm.stream(ids(151, 5), GREEDY)
+        for _ in range(4):
+            next(stream)
+
+        def interrupted(batch, awaited):
+            raise KeyboardInterrupt
+
+        run = llm._loop.runner.run
+        monkeypatch.setattr(llm._loop.runner, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.step()
+        monkeypatch.setattr(llm._loop.runner, "run", run)
+        assert [out.finished for out in llm.step() if out.request_id == short][-1]
+        stream.close()

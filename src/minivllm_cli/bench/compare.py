@@ -84,9 +84,15 @@ def _share(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return parse_fraction(text)
+        share = parse_fraction(text)
     except ValueError as error:
         raise CliError(f"--fail-if-slower: {error}") from None
+    if share >= 1:
+        raise CliError(
+            f"--fail-if-slower {text}: that is {share:.0%}, and nothing can be slower by so much",
+            hint=f"--fail-if-slower {text.strip()}%" if "%" not in text else "--fail-if-slower 3%",
+        )
+    return share
 
 
 def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: bool) -> None:

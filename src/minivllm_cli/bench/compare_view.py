@@ -5,6 +5,7 @@ from typing import Any
 
 from minivllm_cli.bench.table import number
 from minivllm_cli.console import strip_controls
+from minivllm_engine.printable import printable
 
 _LABELS = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests", "depth": "depth"}
 
@@ -15,7 +16,7 @@ def render_comparison(document: dict[str, Any], *, markdown: bool) -> str:
     for section in ("config", "env"):
         for key, base, new in document["differs"][section]:
             mark = "- " if markdown else ""
-            lines.append(f"{mark}{section} {key}: {_shown(base)} → {_shown(new)}")
+            lines.append(f"{mark}{section} {printable(key, 60)}: {_shown(base)} → {_shown(new)}")
     if lines:
         lines.append("")
     lines += _table(document, markdown=markdown)
@@ -24,8 +25,7 @@ def render_comparison(document: dict[str, Any], *, markdown: bool) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = "unset" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return "unset" if value is None else printable(value, 60)
 
 
 def _table(document: dict[str, Any], *, markdown: bool) -> list[str]:

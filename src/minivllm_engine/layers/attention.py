@@ -1,6 +1,6 @@
 """Grouped-query attention with norms on queries and keys and a sigmoid gate on the output."""
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -35,11 +35,9 @@ class GatedAttention(nn.Module):
         hidden = config.hidden_size
         width = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
 
-        def weight(num_in: int, num_out: int) -> nn.Parameter:
-            adjacent = operations.inputs_adjacent
-            return weight_matrix(
-                num_in, num_out, inputs_adjacent=adjacent, dtype=dtype, device=device
-            )
+        weight = partial(
+            weight_matrix, inputs_adjacent=operations.inputs_adjacent, dtype=dtype, device=device
+        )
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,6 +1,6 @@
 """Gated DeltaNet: linear attention with a matrix state, written by the delta rule and decayed by a gate."""
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -38,11 +38,9 @@ class GatedDeltaNet(nn.Module):
         self.conv_dim = config.conv_dim
         hidden, heads = config.hidden_size, self.num_value_heads
 
-        def weight(num_in: int, num_out: int) -> nn.Parameter:
-            adjacent = operations.inputs_adjacent
-            return weight_matrix(
-                num_in, num_out, inputs_adjacent=adjacent, dtype=dtype, device=device
-            )
+        weight = partial(
+            weight_matrix, inputs_adjacent=operations.inputs_adjacent, dtype=dtype, device=device
+        )
 
         def parameter(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,5 +1,7 @@
 """The SwiGLU feed-forward block."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -22,12 +24,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         hidden, wide = config.hidden_size, config.intermediate_size
-        adjacent = operations.inputs_adjacent
-
-        def weight(num_in: int, num_out: int) -> nn.Parameter:
-            return weight_matrix(
-                num_in, num_out, inputs_adjacent=adjacent, dtype=dtype, device=device
-            )
+        weight = partial(
+            weight_matrix, inputs_adjacent=operations.inputs_adjacent, dtype=dtype, device=device
+        )
 
         self.gate_up = weight(hidden, 2 * wide)
         self.down = weight(wide, hidden)

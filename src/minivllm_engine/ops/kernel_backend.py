@@ -77,54 +77,34 @@ def _conv_chunk_plan(chunks: Chunks, num_taps: int) -> conv.ConvPlan:
     return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
-def _step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    weights: DeltaNetWeights,
-    pool: torch.Tensor,
-    plan: LanePlan,
-) -> torch.Tensor:
-    return rule.gated_delta_step(
-        q,
-        k,
-        v,
-        a=a,
-        b=b,
-        A_log=weights.A_log,
-        dt_bias=weights.dt_bias,
-        pool=pool,
-        slots=plan.slots,
-        positions=plan.positions,
-    )
+def _by_lane(step: Callable[..., torch.Tensor]) -> DeltaRule:
+    """A step that takes slots and positions, behind the interface of all."""
 
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weights: DeltaNetWeights,
+        pool: torch.Tensor,
+        plan: LanePlan,
+    ) -> torch.Tensor:
+        return step(
+            q,
+            k,
+            v,
+            a=a,
+            b=b,
+            A_log=weights.A_log,
+            dt_bias=weights.dt_bias,
+            pool=pool,
+            slots=plan.slots,
+            positions=plan.positions,
+        )
 
-def _fla_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    weights: DeltaNetWeights,
-    pool: torch.Tensor,
-    plan: LanePlan,
-) -> torch.Tensor:
-    return fla.gated_delta_step(
-        q,
-        k,
-        v,
-        a=a,
-        b=b,
-        A_log=weights.A_log,
-        dt_bias=weights.dt_bias,
-        pool=pool,
-        slots=plan.slots,
-        positions=plan.positions,
-    )
+    return run
 
 
 def _prompt_chunks(
@@ -209,8 +189,8 @@ def kernel_operations(
         chunks: "auto" is FLA's chunked rule, and our recurrent one where all chunks are short.
     """
     steps: dict[StepBackend, tuple[DeltaRule, Callable[[Decodes], Any]]] = {
-        "triton": (_step, _lane_plan),
-        "fla": (_fla_step, _lane_plan),
+        "triton": (_by_lane(rule.gated_delta_step), _lane_plan),
+        "fla": (_by_lane(fla.gated_delta_step), _lane_plan),
         "reference": (delta_step, slot_plan),
     }
     prompts: dict[ChunkBackend, tuple[DeltaRule, Callable[[Chunks], Any]]] = {

@@ -149,6 +149,8 @@ def test_files_that_are_no_saved_runs(compare: Any, content: Any) -> None:
 def test_escapes_in_settings_do_not_reach_the_terminal(compare: Any) -> None:
     done = compare(document(RATES), document(RATES, config={"x": "a\x1b[2Jb"}))
     assert done.code == 0 and "\x1b" not in done.out
+    done = compare(document(RATES), document(RATES, config={"x": "a\udc9b31m\nforged"}))
+    assert done.code == 0 and "\\udc9b31m\\nforged" in done.out.splitlines()[0]
 
 
 def test_wrong_flags(compare: Any) -> None:
@@ -160,6 +162,14 @@ def test_wrong_flags(compare: Any) -> None:
     assert "--format csv: a comparison is" in compare(base, base, "--format", "csv").err
     assert "no row of both runs has ttft_ms" in compare(base, base, "--metric", "ttft_ms").err
     assert "--batch measures" in compare(base, base, "--batch", "1").err
+
+
+def test_a_share_that_nothing_can_reach_is_refused(compare: Any) -> None:
+    base = document(RATES)
+    for text, hint in (("3", "--fail-if-slower 3%"), ("300%", "--fail-if-slower 3%")):
+        done = compare(base, base, f"--fail-if-slower={text}")
+        assert (done.code, done.out) == (2, "")
+        assert f"try: {hint}\n" in done.err
 
 
 def test_comparing_loads_no_torch(tmp_path: Path) -> None:

@@ -267,7 +267,8 @@ def test_a_second_run_on_the_same_output_is_refused(
     program: Program, fake_model: Path, source: Path
 ) -> None:
     args = _args(fake_model, source)
-    process = program.start(*args, **_SLOW)
+    # Slow enough for two more programs to start meanwhile, on a busy machine too.
+    process = program.start(*args, **{**_SLOW, "FAKE_STEP_SECONDS": "0.08"})
     wait_for(lambda: (program.home / "out.jsonl.partial").exists())
     for more in ([], ["--overwrite"]):
         done = program.run(*args, *more)
