@@ -1,12 +1,16 @@
 """What a user can set of the engine: frozen, typed and strict. Sections and keys are those of the YAML."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from minivllm_engine.errors import ConfigError
 from minivllm_engine.units import parse_count, parse_fraction, parse_size
+
+# A remedy as the command line writes it, and as Python does.
+USE_CPU = '--device cpu (in Python: engine={"device": "cpu"})'
 
 _DTYPE_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -126,5 +130,24 @@ class EngineConfig(_Section):
             return cls.model_validate({name: dict(values) for name, values in sections.items()})
         except ValidationError as error:
             first = error.errors()[0]
-            path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
-            raise ConfigError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None
+            path = [str(part) for part in first["loc"] if isinstance(part, str)]
+            if first["type"] == "extra_forbidden":
+                raise _unknown(path) from None
+            what = f"{'.'.join(path)}: {message(first)}"
+            raise ConfigError(what, why=f"got {first['input']!r}") from None
+
+
+def _unknown(path: list[str]) -> ConfigError:
+    """What to say about a section, or a section and a key, that does not exist. The hint is Python."""
+    sections = {name: type(value) for name, value in EngineConfig()}
+    if len(path) == 1:
+        near = get_close_matches(path[0], sections, n=1)
+        return ConfigError(f"unknown section {path[0]}", hint=near[0] if near else None)
+    section, key = path
+    owner = next((name for name, kind in sections.items() if key in kind.model_fields), None)
+    if owner is not None:
+        what = f"unknown key {section}.{key}: {key} belongs to section {owner}"
+        return ConfigError(what, hint=f'{owner}={{"{key}": ...}}')
+    near = get_close_matches(key, sections[section].model_fields, n=1)
+    hint = f'{section}={{"{near[0]}": ...}}' if near else None
+    return ConfigError(f"unknown key {section}.{key}", hint=hint)

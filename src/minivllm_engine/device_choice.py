@@ -4,7 +4,7 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
-from minivllm_engine.config import EngineOptions
+from minivllm_engine.config import USE_CPU, EngineOptions
 from minivllm_engine.device_memory import DeviceMemory, host_memory
 from minivllm_engine.errors import BackendUnavailable, ConfigError
 from minivllm_engine.nvidia_smi import Gpu, device_of, first_gpu
@@ -31,7 +31,7 @@ def choose_device(options: EngineOptions) -> DeviceMemory:
             _check_packages(options)
             return device
         if options.device == "cuda":
-            raise BackendUnavailable("no usable CUDA device", why=problem, hint="--device cpu")
+            raise BackendUnavailable("no usable CUDA device", why=problem, hint=USE_CPU)
         if gpu is not None:
             logger.warning("GPU %d %s is not used: %s", gpu.index, gpu.name, problem)
     _check_cpu_backends(options)

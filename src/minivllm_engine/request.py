@@ -2,10 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from minivllm_engine.config import Integer, Number, SamplingOptions, Strings, message
 from minivllm_engine.errors import EngineError, RequestError
@@ -92,16 +102,25 @@ class SamplingParams(BaseModel):
 
     @classmethod
     def create(cls, **values: Any) -> "SamplingParams":
-        """As the constructor, but wrong values raise our own error.
+        """As the constructor, for names that are known only when it runs.
 
         Raises:
             RequestError: an unknown key, or a value of the wrong type or out of range.
         """
+        return cls(**values)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_our_words(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return cls(**values)
+            return validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"][:1])
+            if first["type"] == "extra_forbidden":
+                near = get_close_matches(path, cls.model_fields, n=1)
+                what = f"{path}: no such sampling parameter"
+                raise RequestError(what, hint=near[0] if near else None) from None
             raise RequestError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None
 
     def resolved(self, *layers: SamplingOptions, seed: int) -> "ResolvedSampling":

@@ -68,6 +68,41 @@ def test_wrong_values_are_named(sections: dict, path: str) -> None:
     assert path in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("sections", "what", "hint"),
+    [
+        (
+            {"engine": {"max_num_seq": 3}},
+            "unknown key engine.max_num_seq",
+            'engine={"max_num_seqs": ...}',
+        ),
+        (
+            {"engine": {"block_size": 64}},
+            "unknown key engine.block_size: block_size belongs to section cache",
+            'cache={"block_size": ...}',
+        ),
+        ({"engine": {"xyzzy": 1}}, "unknown key engine.xyzzy", None),
+        ({"engin": {}}, "unknown section engin", "engine"),
+    ],
+)
+def test_an_unknown_key_is_told_with_its_section_and_the_nearest_name(
+    sections: dict, what: str, hint: str | None
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.create(**sections)
+    assert (caught.value.what, caught.value.why, caught.value.hint) == (what, None, hint)
+
+
+def test_the_constructor_of_sampling_params_raises_our_own_errors() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(max_token=3)
+    assert caught.value.what == "max_token: no such sampling parameter"
+    assert caught.value.hint == "max_tokens"
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(max_tokens=0)
+    assert caught.value.what.startswith("max_tokens: ") and caught.value.why == "got 0"
+
+
 def test_the_config_is_frozen() -> None:
     config = EngineConfig.create(engine={"dtype": "bfloat16", "max_model_len": "4K"})
     assert (config.engine.dtype, config.engine.max_model_len) == ("bf16", 4096)

@@ -90,7 +90,7 @@ def test_cuda_is_refused_with_the_reason_and_auto_takes_the_cpu(
         machine.has_gpu(line)
     error = refusal(device="cuda")
     assert error.what == "no usable CUDA device" and why in error.why
-    assert error.hint == "--device cpu"
+    assert error.hint == '--device cpu (in Python: engine={"device": "cpu"})'
     with caplog.at_level(logging.WARNING):
         prepared = prepare("demo", EngineConfig.create(engine={"device": "auto"}))
     assert prepared.plan.device.kind == "cpu"

@@ -41,7 +41,7 @@ def test_everything_automatic_is_decided(model: Path) -> None:
 def test_cuda_is_refused_with_a_remedy(model: Path) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         prepare(model, config(device="cuda"))
-    assert caught.value.hint == "--device cpu"
+    assert caught.value.hint == '--device cpu (in Python: engine={"device": "cpu"})'
 
 
 def test_f1_what_does_not_fit_is_refused_before_torch_or_a_weight_is_loaded(model: Path) -> None:

@@ -1,16 +1,18 @@
 """`bench --compare BASE NEW`: what differs between two saved runs, and what of it is noise. No torch."""
 
 import json
+import shlex
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from minivllm_cli.bench.compare_view import render_comparison
 from minivllm_cli.bench.figures import FEWEST, interval_of_change
 from minivllm_cli.bench.flags import BenchFlags, Format
-from minivllm_cli.bench.saved import METRICS, SavedRow, SavedRun, read_run
+from minivllm_cli.bench.saved import METRICS, SavedRow, SavedRun, more_repetitions, read_run
 from minivllm_cli.command import Invocation
 from minivllm_cli.console import print_result
 from minivllm_cli.generate.strict_json import dump_line
@@ -57,8 +59,6 @@ def run_compare(run: Invocation, flags: BenchFlags, output: Format) -> int:
     changes = _changes(base, new, metric)
     if not changes:
         raise CliError(f"no row of both runs has {metric}", hint=f"--metric {METRICS[0]}")
-    if most is not None:
-        _check_samples(changes)
     document = _document(base, new, metric, changes, [str(path) for path in flags.compare])
     if output is Format.JSON:
         print_result(dump_line(document).decode())
@@ -66,6 +66,8 @@ def run_compare(run: Invocation, flags: BenchFlags, output: Format) -> int:
             run.console.note(line)
     else:
         print_result(render_comparison(document, markdown=output is Format.MD))
+    if most is not None:
+        _check_samples(changes, {base_path: base, new_path: new}, metric)
     return _judge(run, changes, most)
 
 
@@ -151,14 +153,21 @@ def _change(row: SavedRow, before: list[float], after: list[float], metric: str)
     return Change(row, base, new, change, interval, slower, verdict)
 
 
-def _check_samples(changes: list[Change]) -> None:
+def _check_samples(changes: list[Change], runs: Mapping[Path, SavedRun], metric: str) -> None:
     few = [change for change in changes if change.interval is None]
-    if few:
-        raise CliError(
-            f"--fail-if-slower: {len(few)} rows have too few samples to tell a change from noise",
-            why=f"{FEWEST} are needed in both runs",
-            hint=f"minivllm bench --reps {FEWEST} --save FILE",
-        )
+    if not few:
+        return
+    again = [
+        f"minivllm {shlex.join(more_repetitions(one.argv, path, FEWEST))}"
+        for path, one in runs.items()
+        if one.argv and any(0 < row.num_samples(metric) < FEWEST for row in one.rows)
+    ]
+    raise CliError(
+        f"--fail-if-slower: {len(few)} of {len(changes)} rows have too few samples to tell a change "
+        "from noise",
+        why=f"{FEWEST} are needed in both runs, so each --save with --reps {FEWEST} or more",
+        hint=" && ".join(again) or f"minivllm bench --reps {FEWEST} --save FILE",
+    )
 
 
 def _document(

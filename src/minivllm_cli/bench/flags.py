@@ -178,6 +178,9 @@ class BenchFlags(OptionGroup):
         Path | None,
         _option("--save", metavar="FILE", panel=_OUT, help="Write the JSON document to FILE"),
     ] = None
+    overwrite: Annotated[
+        bool, _option("--overwrite", panel=_OUT, help="Replace the FILE of --save if it is there")
+    ] = False
     help_metrics: Annotated[
         bool, _option("--help-metrics", panel=_OUT, help="Say what each figure means and leave")
     ] = False
@@ -230,6 +233,8 @@ class BenchFlags(OptionGroup):
             ):
                 if value:
                     raise CliError(f"{flag} goes with --compare", hint="--compare BASE NEW")
+            if self.overwrite and self.save is None:
+                raise CliError("--overwrite goes with --save", hint="--save FILE")
             if self.shape is not None and model is not None:
                 raise CliError("MODEL and --shape exclude each other", hint="one of them")
             if self.suite is not None and self.workload is not None:
@@ -250,6 +255,7 @@ class BenchFlags(OptionGroup):
             ("--strict-equal", self.strict_equal),
             ("--verify", self.verify),
             ("--save", self.save),
+            ("--overwrite", self.overwrite),
             ("--cache-dump", self.cache_dump),
         ]
         return given + [flag for flag, value in more if value]

@@ -2,8 +2,10 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.sampling import Sample
 from minivllm_cli.bench.workload import Workload
 
@@ -31,19 +33,28 @@ def _divergence(a: Sequence[int], b: Sequence[int]) -> dict[str, Any]:
 
 def speed_up(
     workload: Workload, base: Sequence[Sample], other: Sequence[Sample]
-) -> dict[str, float]:
-    """How many times as fast `other` is, repetition by repetition: median, and half of the spread."""
+) -> dict[str, float | None]:
+    """How many times as fast `other` is, repetition by repetition: median, and half of the spread (None
+    for one repetition)."""
     ratios = [b.tok_s(workload) / a.tok_s(workload) for a, b in zip(base, other, strict=True)]
-    return {"ratio": statistics.median(ratios), "spread": (max(ratios) - min(ratios)) / 2}
+    spread = (max(ratios) - min(ratios)) / 2 if len(ratios) > 1 else None
+    return {"ratio": statistics.median(ratios), "spread": spread}
 
 
 def pair_document(
-    workload: Workload, base: tuple[str, Sequence[Sample]], other: tuple[str, Sequence[Sample]]
+    workload: Workload, base: tuple[Arm, Sequence[Sample]], other: tuple[Arm, Sequence[Sample]]
 ) -> dict[str, Any]:
-    """A pair as it stands in results, under "equal"."""
+    """A pair as it stands in results, under "equal". `speed_up` is None for cold and warm where nothing
+    was reused: what differs then is noise."""
+    reused = any(sample.cached_tokens for sample in (*base[1], *other[1]))
+    comparable = reused or not _only_cache_differs(base[0], other[0])
     return {
         "workload": workload.document(),
-        "arms": [base[0], other[0]],
+        "arms": [base[0].name, other[0].name],
         **compare_tokens(base[1], other[1]),
-        "speed_up": speed_up(workload, base[1], other[1]),
+        "speed_up": speed_up(workload, base[1], other[1]) if comparable else None,
     }
+
+
+def _only_cache_differs(base: Arm, other: Arm) -> bool:
+    return base.cache != other.cache and replace(base, name=other.name, cache=other.cache) == other

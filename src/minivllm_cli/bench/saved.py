@@ -1,6 +1,7 @@
 """What `--save` wrote, read back for a comparison. Nothing in it is trusted."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,6 +50,10 @@ class SavedRow(_Part):
     arm: Name
     samples: Annotated[list[SavedSample], Field(min_length=1, max_length=100_000)]
 
+    def num_samples(self, metric: str) -> int:
+        """Of these, how many have `metric`."""
+        return sum(getattr(sample, metric) is not None for sample in self.samples)
+
 
 class SavedModel(_Part):
     name: Name
@@ -66,6 +71,7 @@ class SavedRun(_Part):
     schema_version: Literal[1]
     kind: Literal["bench"]
     complete: bool
+    argv: Annotated[list[Name], Field(max_length=1000)] = []
     env: dict[Name, Any]
     config: dict[Name, Any]
     model: SavedModel
@@ -99,3 +105,24 @@ def read_run(path: Path) -> SavedRun:
         raise CliError(
             f"{path} is no saved run", why=f"{place}: {first['msg']}"[:300], hint=hint
         ) from None
+
+
+def more_repetitions(argv: Sequence[str], path: Path, reps: int) -> list[str]:
+    """The command line that made the file `path`, with `reps` repetitions and in place of that file."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in ("--reps", "--save"):
+            if word == name:
+                next(words, None)
+        elif word == "--set":
+            assignment = next(words, "")
+            kept += [] if _sets_reps(assignment) else [word, assignment]
+        elif word != "--overwrite" and not (name == "--set" and _sets_reps(value)):
+            kept.append(word)
+    return [*kept, "--reps", str(reps), "--save", str(path), "--overwrite"]
+
+
+def _sets_reps(assignment: str) -> bool:
+    return assignment.partition("=")[0].strip() == "bench.reps"

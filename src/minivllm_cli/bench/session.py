@@ -45,6 +45,8 @@ def run_bench(run: Invocation, settings: Settings, flags: BenchFlags) -> int:
     """
     others = {"--cache-dump": flags.cache_dump}
     check_side_file("--save", flags.save, "bench.json", others)
+    if flags.save is not None and flags.save.is_file() and not flags.overwrite:
+        raise CliError(f"{flags.save} exists", hint="--overwrite, or --save with another name")
     check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--save": flags.save})
     run.interrupts.activity = "looking at the model"
     plan = make_plan(settings, flags, run.console)
@@ -164,8 +166,8 @@ class _Session:
             return None
         return pair_document(
             measured.workload,
-            (first.arm.name, first.samples),
-            (measured.arm.name, measured.samples),
+            (first.arm, first.samples),
+            (measured.arm, measured.samples),
         )
 
     def _warn_of_large_batch(self, llm: "LLM", workload: Workload, arms: tuple[Arm, ...]) -> None:

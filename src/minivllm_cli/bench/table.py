@@ -120,10 +120,12 @@ def pair_line(pair: dict[str, Any]) -> str:
     """Two arms beside each other."""
     base, other = pair["arms"]
     speed = pair["speed_up"]
-    text = (
-        f"      {other} / {base}: {speed['ratio']:.2f}× ±{speed['spread']:.2f} · "
-        f"tokens equal {pair['equal']:,}/{pair['of']:,}"
-    )
+    parts = []
+    if speed is not None:
+        spread = "" if speed["spread"] is None else f" ±{speed['spread']:.2f}"
+        parts.append(f"{speed['ratio']:.2f}×{spread}")
+    parts.append(f"tokens equal {pair['equal']:,}/{pair['of']:,}")
+    text = f"      {other} / {base}: {' · '.join(parts)}"
     first = pair["first_divergence"]
     if first is not None:
         one, two = first["ids"]

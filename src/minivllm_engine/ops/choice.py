@@ -2,7 +2,7 @@
 
 import torch
 
-from minivllm_engine.config import EngineOptions
+from minivllm_engine.config import USE_CPU, EngineOptions
 from minivllm_engine.errors import BackendUnavailable
 from minivllm_engine.ops.attention.flash import check_flash
 from minivllm_engine.ops.attention.reference import KVShape
@@ -34,7 +34,7 @@ def choose_operations(
         raise BackendUnavailable(
             f"{torch.cuda.get_device_name(device)} is too old",
             why=f"its compute capability is {major}.{minor}; the kernels need 8.0",
-            hint="--device cpu",
+            hint=USE_CPU,
         )
     if attend == "flash":
         check_flash(shape, dtype)

@@ -79,7 +79,20 @@ def test_too_few_samples_are_no_verdict(compare: Any) -> None:
     assert "too few" in compare(few, few).out
     done = compare(few, few, "--fail-if-slower", "3%")
     assert done.code == 2
-    assert "too few samples to tell a change from noise" in done.err
+    assert "too few" in done.out, "the table comes first"
+    assert "error: --fail-if-slower: 1 of 1 rows have too few samples to tell a change" in done.err
+    assert "why: 5 are needed in both runs, so each --save with --reps 5 or more" in done.err
+    assert "try: minivllm bench --reps 5 --save FILE" in done.err
+
+
+def test_too_few_samples_name_the_command_that_makes_more(compare: Any, tmp_path: Path) -> None:
+    argv = ["bench", "demo", "--reps=3", "--set", "bench.reps=3", "--batch", "1 2", "--save", "x"]
+    few = document(RATES[:3], argv=argv)
+    done = compare(document(RATES, argv=argv), few, "--fail-if-slower", "3%")
+    path = tmp_path / "new.json"
+    assert done.err.endswith(
+        f"try: minivllm bench demo --batch '1 2' --reps 5 --save {path} --overwrite\n"
+    )
 
 
 @pytest.mark.parametrize(

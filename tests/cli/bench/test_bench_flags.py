@@ -70,6 +70,7 @@ def test_lengths_and_percentiles() -> None:
         (["--shape", "0.8b"], "error: MODEL and --shape exclude each other"),
         (["--compare", "a", "b"], "error: MODEL measures, and --compare only reads"),
         (["--reps", "0"], "error: --reps 0: bench.reps: "),
+        (["--overwrite"], "error: --overwrite goes with --save"),
         (["--save", "/"], "error: cannot write /"),
         (["--workload", "decode", "--max-num-seqs", "2"], "why: max_num_seqs is 2\ntry: --batch 2"),
         (["--workload", "decode", "--depth", "8k"], "why: max_model_len is 4,096; the model's"),

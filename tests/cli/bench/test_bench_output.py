@@ -10,7 +10,10 @@ import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from minivllm_cli.bench.table import RowTable, graphs_line, payback_steps
+from minivllm_cli.bench.arm import EAGER, GRAPH, arms_of
+from minivllm_cli.bench.pairs import pair_document
+from minivllm_cli.bench.sampling import Sample
+from minivllm_cli.bench.table import RowTable, graphs_line, pair_line, payback_steps
 from minivllm_cli.bench.workload import suite_workloads
 
 QUICK = ("--workload", "decode", "--batch", "1,2", "--depth", 4, "--gen-len", 3, "--reps", 5)
@@ -93,6 +96,42 @@ def test_csv_and_markdown(machine: FakeMachine, bench: Bench) -> None:
     assert lines[0].startswith("| workload | batch | arm | tok/s")
     assert len(lines) == 6
     assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+def test_a_saved_file_is_replaced_only_where_that_is_asked_for(
+    machine: FakeMachine, bench: Bench, tmp_path: Path
+) -> None:
+    path = tmp_path / "base.json"
+    path.write_text("precious")
+    done = bench(*QUICK, "--save", path)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {path} exists\ntry: --overwrite, or --save with another name\n"
+    assert path.read_text() == "precious" and not machine.engines
+    assert bench(*QUICK, "--save", path, "--overwrite").code == 0
+    assert json.loads(path.read_text())["complete"] is True
+
+
+def test_one_repetition_has_no_spread(machine: FakeMachine, bench: Bench) -> None:
+    lines = bench(*QUICK[:-1], 1).out.splitlines()
+    pairs = [line for line in lines if "graph / eager" in line]
+    assert len(pairs) == 2
+    assert all(re.search(r": [\d.]+× · tokens equal", line) for line in pairs)
+
+
+def test_cold_and_warm_have_no_ratio_where_nothing_was_reused() -> None:
+    def samples(cached: int) -> list[Sample]:
+        one = Sample(1.0, 8, 2, 2, 8.0, (), (), (), (), (), ((1, 2),), 8, cached, cached)
+        return [one, one]
+
+    workload = suite_workloads("prefix")[0]
+    cold, warm = arms_of(workload, (EAGER,))
+    pair = pair_document(workload, (cold, samples(0)), (warm, samples(0)))
+    assert pair["speed_up"] is None
+    assert pair_line(pair) == "      eager warm / eager cold: tokens equal 2/2"
+    pair = pair_document(workload, (cold, samples(0)), (warm, samples(4)))
+    assert pair_line(pair) == "      eager warm / eager cold: 1.00× ±0.00 · tokens equal 2/2"
+    pair = pair_document(workload, (EAGER, samples(0)), (GRAPH, samples(0)))
+    assert pair["speed_up"]["ratio"] == 1.0
 
 
 def test_the_saved_document(machine: FakeMachine, bench: Bench, tmp_path: Path) -> None:
