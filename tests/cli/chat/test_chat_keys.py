@@ -223,6 +223,25 @@ def test_lines_typed_during_an_answer_are_handled_one_by_one(chat):
     assert chat.questions == ["slow count 8", "echo one", "two\nlines", "half a line"]
 
 
+def test_ctrl_c_drops_lines_typed_ahead_and_says_so(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(f"slow forever{ENTER}")
+        terminal.wait_for("abab")
+        terminal.type(f"echo one{ENTER}{ENTER}/stats off{ENTER}half")
+        terminal.watch(0.2)
+        terminal.type(CTRL_C)
+        terminal.wait_for("3 typed-ahead lines dropped")
+        terminal.wait_for_prompt()
+        # Also those that came with the question.
+        terminal.type(f"slow forever{ENTER}echo two{ENTER}")
+        terminal.wait_until(lambda: len(chat.requests) == 2, "the second request")
+        terminal.type(CTRL_C)
+        terminal.wait_for("1 typed-ahead line dropped")
+        assert terminal.ask("echo next").startswith("next\n")
+    assert chat.questions == ["slow forever", "slow forever", "echo next"]
+
+
 def test_leaving_can_be_typed_ahead(chat):
     with chat.open() as terminal:
         terminal.wait_for_prompt()
