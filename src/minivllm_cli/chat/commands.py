@@ -55,7 +55,10 @@ _KEYS = [
     ("Enter", "send"),
     ('"""', "begins and ends a block of lines in which Enter breaks the line"),
     ("Alt-Enter, Ctrl-J", "a line break"),
-    ("Ctrl-C", "stop the answer, or clear the line; twice on an empty line: leave"),
+    (
+        "Ctrl-C",
+        "stop the answer and drop lines typed ahead, or clear the line; twice on an empty line: leave",
+    ),
     ("Ctrl-D", "leave"),
     ("Ctrl-R", "search what was typed"),
     ("Ctrl-X Ctrl-E", "edit in $EDITOR"),

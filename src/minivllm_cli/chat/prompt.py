@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -18,14 +17,15 @@ from prompt_toolkit.history import DummyHistory, History
 from prompt_toolkit.input import create_input
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.typed_line import opens_block
 
-PASTE_SECONDS = 0.03
 _PROMPT = "> "
+_ENTER = KeyPress(Keys.ControlM, "\r")
 
 
 class PromptInterrupt(Exception):
@@ -62,7 +62,7 @@ class Prompt:
             # Where the cursor is need not be asked: the answer would hold up each Enter for a round
             # trip, and terminals that give none would get a warning on their screen.
             self._output.enable_cpr = False
-        self._enter = _HeldEnter()
+        self._has_read = False
         self._history: History = DummyHistory()
         if history is not None:
             self._history = _StoredHistory(history, warn)
@@ -82,7 +82,6 @@ class Prompt:
             # Spaces, so that text copied from the screen holds no marks.
             prompt_continuation=lambda width, line_number, is_soft_wrap: " " * width,
         )
-        self._session.app.key_processor.before_key_press += self._enter.before_next_key
 
     def read(self, prefilled: str = "") -> str:
         """One text, of one or more lines.
@@ -91,8 +90,7 @@ class Prompt:
             PromptInterrupt: Ctrl-C on an empty line.
             EOFError: Ctrl-D on an empty line, or the terminal is gone.
         """
-        self._enter.drop()
-        self._take_what_waits()
+        store_typeahead(self._input, self._take_what_waits())
         try:
             return self._session.prompt(default=prefilled)
         finally:
@@ -134,13 +132,20 @@ class Prompt:
         self._output.enable_bracketed_paste()
         self._output.flush()
 
-    def _take_what_waits(self) -> None:
-        """Keys that came while nobody read: lines that were typed ahead, each of them for itself."""
+    def drop_typed_ahead(self) -> int:
+        """Forget keys that wait for the next prompt; how many lines they made. Not while one is read."""
+        return _num_lines(self._take_what_waits())
+
+    def _take_what_waits(self) -> list[KeyPress]:
+        """Keys that came while nobody read."""
         keys = get_typeahead(self._input)
         while not self._input.closed and select.select([self._input.fileno()], [], [], 0)[0]:
             keys += self._input.read_keys()
-        self._enter.typed_ahead = keys
-        store_typeahead(self._input, keys)
+        if not self._has_read:
+            # While the model was loaded the terminal made newlines, else a Ctrl-J, of Enter.
+            self._has_read = True
+            keys = [_ENTER if press.key == Keys.ControlJ else press for press in keys]
+        return keys
 
     def _bindings(self) -> KeyBindings:
         bindings = KeyBindings()
@@ -151,7 +156,7 @@ class Prompt:
             if self.newline_on_enter or opens_block(event.current_buffer.text):
                 _break_line(event.current_buffer)
             else:
-                self._enter.press(event)
+                event.current_buffer.validate_and_handle()
 
         @bindings.add("escape", "enter", filter=typing)
         def alt_enter(event: KeyPressEvent) -> None:
@@ -175,45 +180,13 @@ class Prompt:
         return bindings
 
 
-class _HeldEnter:
-    """Holds an Enter back for a moment: if more arrives in it, this was a line break of pasted text.
-
-    A terminal without bracketed paste sends pasted lines like typed ones, only faster.
-
-    Attributes:
-        typed_ahead: keys that were there before the prompt was. They all come at once, however slowly
-            they were typed; an Enter among them sends.
-    """
-
-    def __init__(self) -> None:
-        self.typed_ahead: list[KeyPress] = []
-        self._cancel: Callable[[], None] | None = None
-
-    def press(self, event: KeyPressEvent) -> None:
-        if any(key is event.key_sequence[-1] for key in self.typed_ahead):
-            event.current_buffer.validate_and_handle()
-        else:
-            self._hold(event.app)
-
-    def _hold(self, app: Application[str]) -> None:
-        assert app.loop is not None
-
-        def send() -> None:
-            self._cancel = None
-            if not app.is_done:
-                app.current_buffer.validate_and_handle()
-
-        self._cancel = app.loop.call_later(PASTE_SECONDS, send).cancel
-
-    def before_next_key(self, _sender: object) -> None:
-        if self._cancel is not None:
-            self.drop()
-            _break_line(get_app().current_buffer)
-
-    def drop(self) -> None:
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
+def _num_lines(keys: Sequence[KeyPress]) -> int:
+    """Lines among typed keys that hold anything; the last one need not be ended."""
+    count, filled = 0, False
+    for press in keys:
+        count += filled and press.key == Keys.ControlM
+        filled = press.key != Keys.ControlM
+    return count + filled
 
 
 def _break_line(buffer: Buffer) -> None:

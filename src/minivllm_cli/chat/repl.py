@@ -14,7 +14,7 @@ from minivllm_cli.chat.leaving import LeaveChat
 from minivllm_cli.chat.prompt import Prompt, PromptInterrupt
 from minivllm_cli.chat.reuse import shortfall
 from minivllm_cli.chat.screen import Screen
-from minivllm_cli.chat.session import Chat
+from minivllm_cli.chat.session import Chat, stopped_before_it_began
 from minivllm_cli.chat.terminal import keys_held_back
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
@@ -52,6 +52,7 @@ class Repl:
         self._stop: StopFlag | None = None
         self._stop_requested_at = 0.0
         self._last_interrupt = float("-inf")
+        self._num_dropped_lines = 0
         self._restore_terminal: Callable[[], None] = lambda: None
 
     def run(self) -> ExitCode:
@@ -67,6 +68,7 @@ class Repl:
         ):
             while True:
                 try:
+                    self._say_what_was_dropped()
                     self._handle(self.prompt.read())
                     if self._interrupts.received is not None:  # SIGTERM came during an answer
                         raise KeyboardInterrupt
@@ -94,13 +96,14 @@ class Repl:
                 return
         interrupted = output.finish_reason == "abort"
         view.end(interrupted=interrupted)
+        if stopped_before_it_began(output):
+            console.note("stopped before the first token; the chat is as it was")
+            return
         chat = self.chat
         text = shortfall(output.usage, chat.llm.tokenizer, thinking_dropped=chat.drops_thinking)
         self.screen.after_answer(output, chat.llm.max_model_len, text)
         if output.finish_reason == "length":
             console.note("stopped at max_tokens; /continue goes on, /set max_tokens N allows more")
-        if interrupted and not output.text and not output.reasoning:
-            console.note("stopped before the first token; the chat is as it was")
         self.record()
 
     def record(self) -> None:
@@ -142,6 +145,12 @@ class Repl:
         self.screen.console.write_line("Ctrl-C again within 2 s leaves; so do Ctrl-D and /exit")
         return False
 
+    def _say_what_was_dropped(self) -> None:
+        count, self._num_dropped_lines = self._num_dropped_lines, 0
+        if count:
+            lines = "1 typed-ahead line" if count == 1 else f"{count} typed-ahead lines"
+            self.screen.console.note(f"{lines} dropped")
+
     def _say_what_is_not_saved(self) -> None:
         count = self.chat.num_unsaved_turns
         if count:
@@ -164,6 +173,8 @@ class Repl:
             self.screen.console.write_line("stopping: SIGTERM")
             self._interrupts.limit_clean_up()
             self._restore_terminal()  # should the clean-up hang
+        else:
+            self._num_dropped_lines += self.prompt.drop_typed_ahead()
         if self._stop is None:
             if not terminated:
                 self._interrupts.received = None

@@ -130,7 +130,7 @@ class Chat:
         template, asked = self.template, history.asked(question)
         self.context_limit.check(template, asked)
         output = self._run(_prompt(template, asked), self.params(seed), listener, stop)
-        if not _stopped_before_it_began(output):
+        if not stopped_before_it_began(output):
             self.transcript = asked.answered(_message(output))
         return output
 
@@ -144,7 +144,7 @@ class Chat:
         assert answer is not None and answer.content
         ids = self.llm.tokenizer.encode(self.template.continued(self.transcript))
         output = self._run({"prompt_token_ids": ids}, self.params(), listener, stop)
-        if not _stopped_before_it_began(output):
+        if not stopped_before_it_began(output):
             more = _message(output)
             longer = replace(
                 more, content=answer.content + more.content, reasoning=answer.reasoning
@@ -235,7 +235,7 @@ def _prompt(template: Template, asked: Transcript) -> dict[str, Any]:
     return prompt
 
 
-def _stopped_before_it_began(output: RequestOutput) -> bool:
+def stopped_before_it_began(output: RequestOutput) -> bool:
     interrupted = output.finish_reason == "abort"
     return interrupted and not output.text and not output.reasoning
 

@@ -20,6 +20,8 @@ def keys_held_back() -> Iterator[Callable[[], None]]:
     # Enter stays a carriage return: the prompt takes a newline for Ctrl-J. Ctrl-D stays a key.
     changed[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
     changed[3] &= ~(termios.ECHO | termios.ICANON)
+    # Ctrl-C would have the terminal forget what was typed, and nobody could say how much that was.
+    changed[3] |= termios.NOFLSH
 
     def hold(*_: object) -> None:
         termios.tcsetattr(descriptor, termios.TCSANOW, changed)

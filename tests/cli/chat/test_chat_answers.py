@@ -79,6 +79,19 @@ def test_k8_stopping_while_the_prompt_is_read(chat):
     assert [m["content"] for m in _saved(chat)["messages"]] == ["echo one", "one"]
 
 
+def test_a_turn_that_was_dropped_gives_no_figures_and_no_warning(chat):
+    with chat.open("--max-model-len", "100") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("prefill 50 echo " + "x" * 45 + ENTER)
+        terminal.wait_until(lambda: len(chat.requests) == 1, "the request")
+        terminal.type(CTRL_C)
+        terminal.wait_for("stopped before the first token; the chat is as it was")
+        terminal.wait_for_prompt()
+        assert "warning" not in terminal.text
+        assert "ctx" not in terminal.text
+    assert len(chat.requests[0]["ids"]) >= 80, "else there would be no warning in any case"
+
+
 def test_k8_the_chat_survives_the_engine(chat):
     with chat.open() as terminal:
         terminal.ask("echo one")

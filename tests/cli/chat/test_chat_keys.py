@@ -48,17 +48,25 @@ def test_k5_a_bracketed_paste_is_one_message(chat):
     assert '> a\n  /api/chat\n\n  """x\n' in shown
 
 
-def test_k5_an_unbracketed_paste_is_one_message(chat):
+def test_lines_that_come_at_once_are_handled_one_by_one(chat):
     with chat.open() as terminal:
         terminal.wait_for_prompt()
-        terminal.type("first line\r/exit\r\r  last line\r")
-        terminal.wait_for("· stop")
-        terminal.wait_for_prompt()
-        terminal.type("/api/chat")
-        terminal.wait_for("> /api/chat")
-        terminal.type(ENTER)
-        terminal.wait_for("unknown command /api/chat")
-    assert chat.questions == ["first line\n/exit\n\n  last line"]
+        terminal.type("echo one\r/set temperature 0.5\r\r/api/chat\recho two\rhalf")
+        terminal.wait_for("> half")
+        assert "temperature 0.5" in terminal.lines
+        assert "unknown command /api/chat" in terminal.text
+    assert chat.questions == ["echo one", "echo two"]
+
+
+def test_lines_typed_while_the_model_loads_are_handled_one_by_one(chat):
+    with chat.open(FAKE_LOAD_SECONDS="2") as terminal:
+        terminal.wait_for("weights")
+        terminal.type(f"echo one{ENTER}/set temperature 0.5{ENTER}echo two{ENTER}half")
+        terminal.wait_for("> half")
+        assert "temperature 0.5" in terminal.lines
+        terminal.type(f"{CTRL_J}a line{ENTER}")
+        terminal.wait_for("You said: half")
+    assert chat.questions == ["echo one", "echo two", "half\na line"]
 
 
 def test_line_breaks_can_be_typed(chat):
@@ -213,6 +221,25 @@ def test_lines_typed_during_an_answer_are_handled_one_by_one(chat):
         terminal.type(" a line" + ENTER)
         terminal.wait_for("You said: half a line")
     assert chat.questions == ["slow count 8", "echo one", "two\nlines", "half a line"]
+
+
+def test_ctrl_c_drops_lines_typed_ahead_and_says_so(chat):
+    with chat.open() as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(f"slow forever{ENTER}")
+        terminal.wait_for("abab")
+        terminal.type(f"echo one{ENTER}{ENTER}/stats off{ENTER}half")
+        terminal.watch(0.2)
+        terminal.type(CTRL_C)
+        terminal.wait_for("3 typed-ahead lines dropped")
+        terminal.wait_for_prompt()
+        # Also those that came with the question.
+        terminal.type(f"slow forever{ENTER}echo two{ENTER}")
+        terminal.wait_until(lambda: len(chat.requests) == 2, "the second request")
+        terminal.type(CTRL_C)
+        terminal.wait_for("1 typed-ahead line dropped")
+        assert terminal.ask("echo next").startswith("next\n")
+    assert chat.questions == ["slow forever", "slow forever", "echo next"]
 
 
 def test_leaving_can_be_typed_ahead(chat):
