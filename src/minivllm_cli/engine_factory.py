@@ -29,7 +29,7 @@ def find_model(model: str) -> Path:
         CliError: MODEL is no directory.
         CheckpointError: there is no checkpoint in it, or not a whole one.
     """
-    _check_directory(model)
+    _check_directory(model, command="generate")
     from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
     from minivllm_engine.model_config import ModelConfig
 
@@ -38,14 +38,17 @@ def find_model(model: str) -> Path:
     return path
 
 
-def prepare_model(settings: Settings) -> "PreparedModel":
+def prepare_model(settings: Settings, command: str) -> "PreparedModel":
     """All that can be refused about a model and its config without its weights. Loads no torch.
+
+    Args:
+        command: who asks; a hint names it.
 
     Raises:
         CliError: MODEL is no directory.
         EngineError: the checkpoint, the configuration, the memory or the device will not do.
     """
-    _check_directory(settings.model)
+    _check_directory(settings.model, command)
     from minivllm_engine.prepare import prepare
 
     return prepare(settings.model, settings.engine_config)
@@ -62,7 +65,7 @@ def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
     return prepare_random(shape, settings.engine_config)
 
 
-def _check_directory(model: str, command: str = "generate") -> None:
+def _check_directory(model: str, command: str) -> None:
     if model != "demo" and not Path(model).expanduser().is_dir():
         raise CliError(
             f"model {model!r} is not a directory",

@@ -228,3 +228,18 @@ def test_what_can_be_known_without_torch_is_refused_without_it(
     assert (done.code, done.out) == (code, "")
     assert "torch was imported" not in done.err
     assert sum(line.startswith("error: ") for line in done.err_lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [("chat", []), ("bench", []), ("generate", ["-p", "x"]), ("generate", ["-i", "in.txt"])],
+)
+def test_k36_the_hint_for_a_wrong_model_names_the_command_that_was_run(
+    program: Program, command: str, args: list[str]
+) -> None:
+    program.command = REAL
+    (program.home / "in.txt").write_text("x\n")
+    done = program.run(command, "./nosuch", *args, stdin=b"hello")
+    assert done.code == 2
+    assert "error: model './nosuch' is not a directory" in done.err
+    assert f"try: minivllm {command} ./DIR, or MODEL = demo" in done.err

@@ -131,7 +131,7 @@ def _needed(workload: Workload, step_tokens: int) -> int:
 def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     if flags.shape is not None:
         return engine_factory.prepare_shape(str(flags.shape), settings)
-    return engine_factory.prepare_model(settings)
+    return engine_factory.prepare_model(settings, "bench")
 
 
 def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Arm, ...]:

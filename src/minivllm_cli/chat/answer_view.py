@@ -4,7 +4,8 @@ import time
 from typing import Literal
 
 from minivllm_cli.chat.statistics import thought_line
-from minivllm_cli.console import Console, Results
+from minivllm_cli.chat.word_wrap import Columns, StreamedWords
+from minivllm_cli.console import Console, Results, strip_controls
 from minivllm_cli.progress import prefill_text
 from minivllm_engine.request import RequestOutput
 
@@ -23,16 +24,25 @@ class AnswerView:
         console: where everything else goes.
         thinking: `show` writes it, `fold` writes it dimmed, `hide` does not; all say how long it took.
         colour: dimming may be used on `results`.
+        columns: the width at which lines break between words; None lets them be.
     """
 
     def __init__(
-        self, results: Results, console: Console, *, thinking: ThinkingDisplay, colour: bool
+        self,
+        results: Results,
+        console: Console,
+        *,
+        thinking: ThinkingDisplay,
+        colour: bool,
+        columns: Columns | None,
     ) -> None:
         self._results = results
         self._console = console
         self._thinking = thinking
         self._dims = thinking == "fold" and colour
         self._colour = colour
+        self._columns = columns
+        self._words = StreamedWords()
         self._started = time.monotonic()
         self._thinking_since: float | None = None
         self._thought = False
@@ -67,12 +77,18 @@ class AnswerView:
         if interrupted:
             self._mark("[interrupted]")
         if not self._at_line_start:
-            self._results.write(b"\n")
-            self._at_line_start = True
+            self._write("\n")
 
     def _write(self, text: str) -> None:
-        self._results.write_text(text)
+        self._results.write(self._fitted(text))
         self._at_line_start = text.endswith("\n")
+
+    def _fitted(self, text: str) -> bytes:
+        if self._results.is_terminal:
+            text = strip_controls(text)
+        if self._columns is not None:
+            text = self._words.feed(text, self._columns())
+        return text.encode("utf-8", "replace")
 
     def _write_thinking(self, text: str) -> None:
         if self._dims:
@@ -85,8 +101,7 @@ class AnswerView:
         if self._thinking_since is None or not self._thought:
             return
         if not self._at_line_start:
-            self._results.write(b"\n")
-            self._at_line_start = True
+            self._write("\n")
         self._console.dim(
             thought_line(self._reasoning_tokens, time.monotonic() - self._thinking_since)
         )
@@ -97,7 +112,7 @@ class AnswerView:
             self._console.note(text)
             return
         blank = "" if self._at_line_start else " "
-        mark = blank.encode() + text.encode()
+        mark = self._fitted(blank + text)
         self._results.write(_DIM + mark + _RESET if self._colour else mark)
         self._at_line_start = False
 

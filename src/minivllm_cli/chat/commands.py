@@ -48,7 +48,8 @@ def _help(repl: "Repl", argument: str) -> None:
     width = max(len(left) for left, _ in rows)
     history = repl.history.path if repl.history is not None else "off (--no-history)"
     rows.append(("history file", str(history)))
-    repl.screen.print("\n".join(f"{left:<{width}}  {right}" for left, right in rows))
+    lines = [f"{left:<{width}}  {right}" for left, right in rows]
+    repl.screen.print("\n".join(lines), indent=width + 2)
 
 
 _KEYS = [

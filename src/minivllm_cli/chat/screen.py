@@ -2,6 +2,7 @@
 
 from minivllm_cli.chat.answer_view import AnswerView, ThinkingDisplay
 from minivllm_cli.chat.statistics import context_used, context_warning, statistics_line
+from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.console import Console, Results
 from minivllm_engine.request import RequestOutput
 
@@ -28,16 +29,23 @@ class Screen:
         self.thinking = thinking
         self.stats = stats
         self._colour = colour
+        self._columns = terminal_columns(results.file)
         self._warned_of_context = False
         self._explained: set[str | None] = set()
 
     def answer_view(self) -> AnswerView:
         """A view for one more answer."""
-        return AnswerView(self.results, self.console, thinking=self.thinking, colour=self._colour)
+        return AnswerView(
+            self.results,
+            self.console,
+            thinking=self.thinking,
+            colour=self._colour,
+            columns=self._columns,
+        )
 
-    def print(self, text: str) -> None:
-        """One or more lines that the user asked for."""
-        self.results.write_text(text + "\n")
+    def print(self, text: str, *, indent: int = 0) -> None:
+        """One or more lines that the user asked for; `indent` blanks begin what a line goes on with."""
+        self.results.write_text(self._fitted(text, indent) + "\n")
 
     def after_answer(
         self, output: RequestOutput, max_model_len: int, shortfall: str | None = None
@@ -47,12 +55,15 @@ class Screen:
         `shortfall` says why less was reused than could be; each reason is told once a chat.
         """
         if self.stats:
-            self.console.dim(statistics_line(output, max_model_len))
+            self.console.dim(self._fitted(statistics_line(output, max_model_len)))
             reason = output.usage.miss_reason
             if shortfall is not None and reason not in self._explained:
                 self._explained.add(reason)
-                self.console.dim(shortfall)
+                self.console.dim(self._fitted(shortfall))
         warning = context_warning(context_used(output), max_model_len)
         if warning is not None and not self._warned_of_context:
             self.console.warn(warning, hint="/undo or /clear")
         self._warned_of_context = warning is not None
+
+    def _fitted(self, text: str, indent: int = 0) -> str:
+        return text if self._columns is None else wrapped(text, self._columns(), indent)

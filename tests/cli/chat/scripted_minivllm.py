@@ -12,7 +12,7 @@ from minivllm_cli.app import main
 from minivllm_engine.generation_config import load_generation_config
 
 
-def _prepare_model(settings):
+def _prepare_model(settings, command):
     path = Path(settings.model)
     return SimpleNamespace(
         path=path,
