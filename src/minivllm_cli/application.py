@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -94,11 +95,21 @@ def _usage_error(error: typer.TyperException, console: Console) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         console.write_line(error.format_message())
         return ExitCode.USAGE
+    _keep_close(error)
     message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
     message = message or "Wrong usage"
     path = context.command_path if context is not None else "minivllm"
     console.error(Problem(message[0].lower() + message[1:], hint=f"{path} --help"))
     return ExitCode.USAGE
+
+
+def _keep_close(error: typer.TyperException) -> None:
+    # Typer proposes whatever shares a few letters: --raw for --graph.
+    name, proposed = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+    if proposed:
+        by_word = {option.lstrip("-"): option for option in proposed}
+        close = get_close_matches(name.lstrip("-"), by_word)
+        error.possibilities = [by_word[word] for word in close]  # type: ignore[attr-defined]
 
 
 def run_process() -> int:

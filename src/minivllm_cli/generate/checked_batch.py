@@ -86,6 +86,8 @@ def check_batch(
             as_text=flags.input_format is InputFormat.TEXT,
             defaults=overrides.defaults,
             forced=overrides.forced,
+            # inspect-cache reads the same files, but has no such option.
+            text_hint="for plain text: --input-format text" if run.command == "generate" else None,
         )
 
     single = None

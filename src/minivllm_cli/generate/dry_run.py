@@ -28,10 +28,12 @@ _MOST_SHOWN = 20
 
 @dataclass
 class _Look:
-    """What one pass with a tokenizer finds. `histogram` counts prompts by powers of two of tokens."""
+    """What one pass with a tokenizer finds. `histogram` counts prompts by powers of two of tokens,
+    `num_sequences` outputs of the lines that would not fail."""
 
     scan: Scan = field(default_factory=Scan)
     histogram: Counter[int] = field(default_factory=Counter)
+    num_sequences: int = 0
     num_tokens: int = 0
     longest: int = 0
     num_truncated: int = 0
@@ -130,6 +132,8 @@ def _look_at(
         look.num_too_long += 1
         if len(look.too_long) < _MOST_SHOWN:
             look.too_long.append({"id": line.id, "line": line.number, "prompt_tokens": length})
+    else:
+        look.num_sequences += job.params.n
     if look.first is None:
         text = "".join(tokenizer.token_text(token) for token in prompt.ids)
         look.first = {"id": line.id, "text": text, "token_ids": prompt.ids}
@@ -143,7 +147,7 @@ def _document(look: _Look, limit: int, memory: dict[str, Any]) -> dict[str, Any]
         "lines": {"total": look.scan.total, **look.scan.kinds},
         "bad": dict(look.scan.bad_codes),
         "refused": look.num_refused,
-        "sequences": look.scan.num_sequences,
+        "sequences": look.num_sequences,
         "prompt_tokens": {
             "total": look.num_tokens,
             "longest": look.longest,

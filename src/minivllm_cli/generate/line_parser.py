@@ -24,6 +24,8 @@ from minivllm_cli.generate.strict_json import BadJson, column_of_key, parse_obje
 from minivllm_engine.errors import RequestError
 from minivllm_engine.request import SamplingParams
 
+_JSON_STARTS = ("{", "[", '"')
+
 
 class LineParser:
     """Parses the lines of one pass over one input, in order: ids must be unique across them.
@@ -32,6 +34,7 @@ class LineParser:
         as_text: every line is a prompt, not JSON.
         defaults: sampling from flags that have no config key; a line's own value wins.
         forced: sampling that beats the line's.
+        text_hint: what to say of a line that looks like plain text, where texts could be read as they are.
     """
 
     def __init__(
@@ -40,10 +43,12 @@ class LineParser:
         as_text: bool = False,
         defaults: Mapping[str, Any] | None = None,
         forced: Mapping[str, Any] | None = None,
+        text_hint: str | None = None,
     ) -> None:
         self._as_text = as_text
         self._defaults = dict(defaults or {})
         self._forced = dict(forced or {})
+        self._text_hint = text_hint
         self._seen: set[int] = set()
         self._batch_url: str | None = None
         self._batch_model: str | None = None
@@ -61,7 +66,13 @@ class LineParser:
             document = parse_object(text)
         except BadJson as error:
             line_id = self._free_id(fallback)
-            return BadLine(number, index, line_id, "invalid_json_line", error.message, error.column)
+            is_plain = (
+                error.message.startswith("not JSON") and text.lstrip()[:1] not in _JSON_STARTS
+            )
+            hint = self._text_hint if is_plain else None
+            return BadLine(
+                number, index, line_id, "invalid_json_line", error.message, error.column, hint
+            )
         return self._document(number, index, fallback, document, text)
 
     def single(self, prompt: str, *, chat: bool) -> RequestLine:

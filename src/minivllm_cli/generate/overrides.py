@@ -66,12 +66,21 @@ def check_thinking(think: bool | None, tokenizer: "Tokenizer", model: str) -> No
     )
 
 
+def forced_keys(assignments: list[str]) -> set[str]:
+    """The parameters that `--force-param` sets."""
+    return {_split(text)[0] for text in assignments}
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    key, equals, value = text.partition("=")
+    return key.strip().replace("-", "_"), equals, value
+
+
 def _read_forced(assignments: list[str]) -> dict[str, Any]:
     forced: dict[str, Any] = {}
     known = list(SamplingParams.model_fields)
     for text in assignments:
-        key, equals, value = text.partition("=")
-        key = key.strip().replace("-", "_")
+        key, equals, value = _split(text)
         if not equals or not key:
             raise CliError(f"--force-param {text}: not K=V", hint="--force-param temperature=0")
         if key not in known:

@@ -10,6 +10,7 @@ from minivllm_cli.generate.flags import GenerateFlags
 from minivllm_cli.generate.input_file import InputFile
 from minivllm_cli.generate.line_types import BadLine
 from minivllm_cli.generate.output_target import OutputTarget
+from minivllm_cli.generate.overrides import forced_keys
 from minivllm_cli.generate.scan import Scan
 from minivllm_cli.generate.summary import cut_short, failure_text, render_summary
 from minivllm_cli.generate.tally import Tally
@@ -18,6 +19,8 @@ from minivllm_cli.problems import ExitCode, OutputFailed, Problem
 from minivllm_cli.whole_file import write_whole
 
 _MOST_BAD_LINES = 20
+# Errors of lines whose record has another id than the line will have when it is corrected.
+_LOSES_ITS_ID = frozenset({"invalid_json_line", "duplicate_custom_id"})
 
 
 @contextmanager
@@ -78,7 +81,12 @@ def report_end(
             console.note(f"advice: {advice}")
         if source.changed:
             console.warn(f"{source.name} was written to during the run; later lines are left out")
-    text = cut_short(tally)
+    text = cut_short(
+        tally,
+        scan.num_own_max_tokens,
+        scan.total - scan.num_bad,
+        forced="max_tokens" in forced_keys(flags.force_param or []),
+    )
     if text:
         console.warn(text)
     code = _report_verify(console, tally)
@@ -87,6 +95,9 @@ def report_end(
     hint = None
     if flags.output not in (None, "-") and source is not None and source.path is not None:
         hint = f"--only-failed {flags.output} --output {_unused_name()}"
+        if tally.num_failed == scan.num_bad:  # which fail again unless something is done
+            lost = not _LOSES_ITS_ID.isdisjoint(scan.bad_codes)
+            hint = f"correct these lines of {source.name}, then {'--overwrite' if lost else hint}"
     console.error(Problem(failure_text(tally, scan.total), hint=hint))
     return code or ExitCode.SOME_REQUESTS_FAILED
 

@@ -38,6 +38,7 @@ class Scan:
         indices: of the selected lines, in input order.
         kinds: lines of each kind; "bad" are those that cannot be run.
         num_sequences: outputs asked for, `n` counted.
+        num_own_max_tokens: lines with a max_tokens of their own, or one that is forced on them.
         num_done: answered by an earlier run.
         num_changed: answered by an earlier run, but as another request than it is now.
         num_failed_before: failed in an earlier run, to be tried again.
@@ -48,6 +49,7 @@ class Scan:
     bad_codes: Counter[str] = field(default_factory=Counter)
     num_sequences: int = 0
     num_sequences_done: int = 0
+    num_own_max_tokens: int = 0
     num_done: int = 0
     num_changed: int = 0
     num_failed_before: int = 0
@@ -90,6 +92,7 @@ class Scan:
             self.kinds["bad"] += 1
             self.bad_codes[line.code] += 1
         else:
+            self.num_own_max_tokens += line.params.max_tokens is not None
             self.kinds["batch" if line.batch is not None else line.kind] += 1
 
 

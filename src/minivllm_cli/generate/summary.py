@@ -51,13 +51,29 @@ def render_summary(
     return [f"{name:<{width}}  {text}" for name, text in rows if text]
 
 
-def cut_short(tally: Tally) -> str | None:
-    """What to say when many outputs ended at max_tokens."""
+def cut_short(tally: Tally, num_own: int, num_lines: int, *, forced: bool) -> str | None:
+    """What to say when many outputs ended at max_tokens.
+
+    Args:
+        num_own: of `num_lines` good lines, how many have a max_tokens of their own.
+        forced: `--force-param` sets it, for all of them.
+    """
     ended = sum(tally.ended.values())
     cut = tally.ended["length"]
     if not ended or cut / ended <= _MANY_CUT:
         return None
-    return f"{cut} of {ended} outputs stopped at max_tokens; --max-tokens N gives them more room"
+    what = f"{cut} of {ended} outputs stopped at max_tokens"
+    if forced:
+        return f"{what}, which --force-param max_tokens sets; a larger one gives them more room"
+    if not num_own:
+        return f"{what}; --max-tokens N gives them more room"
+    who = (
+        "the lines set"
+        if num_own == num_lines
+        else f"{num_own} of {num_lines} lines set themselves"
+    )
+    others = "" if num_own == num_lines else ", and --max-tokens N the others"
+    return f"{what}, which {who}; a larger max_tokens there gives them more room{others}"
 
 
 def failure_text(tally: Tally, total: int) -> str:

@@ -535,7 +535,68 @@ class TestDryRun:
 def test_the_proposed_retry_never_names_a_file_that_is_there(
     program: Program, fake_model: Path
 ) -> None:
-    source = program.write_lines("in.jsonl", [{"prompt": "say a"}, "null"])
-    done = program.run("generate", fake_model, "-i", source, "-o", "retry.jsonl")
+    source = program.write_lines("in.jsonl", [{"prompt": "say a"}, {"prompt": "x" * 60}])
+    args = ["generate", fake_model, "-i", source, "--max-model-len", "50"]
+    done = program.run(*args, "-o", "retry.jsonl")
     assert done.code == 3
     assert "try: --only-failed retry.jsonl --output retry-2.jsonl" in done.err_lines
+
+
+@pytest.mark.parametrize(
+    ("line", "then"),
+    [
+        ({"id": "b", "prompt": 3}, "--only-failed out --output retry.jsonl"),
+        ("null", "--overwrite"),  # its record has another id than the corrected line
+    ],
+)
+def test_bad_lines_alone_are_to_be_corrected_before_a_retry(
+    program: Program, fake_model: Path, line: object, then: str
+) -> None:
+    source = program.write_lines("in", [{"id": "a", "prompt": "say a"}, line])
+    done = program.run("generate", fake_model, "-i", source, "-o", "out")
+    assert done.code == 3
+    assert f"try: correct these lines of {source}, then {then}" in done.err_lines
+
+
+@pytest.mark.parametrize(
+    ("own", "args", "advice"),
+    [
+        ([9, 9], [], ", which the lines set; a larger max_tokens there gives them more room"),
+        (
+            [9, None],
+            ["--max-tokens", "9"],
+            ", which 1 of 2 lines set themselves; a larger max_tokens there gives them more room, "
+            "and --max-tokens N the others",
+        ),
+        (
+            [99, 99],
+            ["--force-param", "max-tokens=9"],
+            ", which --force-param max_tokens sets; a larger one gives them more room",
+        ),
+    ],
+)
+def test_k27_outputs_cut_short_name_what_set_the_limit(
+    program: Program, fake_model: Path, own: list[int | None], args: list[str], advice: str
+) -> None:
+    source = program.write_lines("in", [{"prompt": "count 400", "max_tokens": n} for n in own])
+    done = program.run("generate", fake_model, "-i", source, *args)
+    assert f"warning: 2 of 2 outputs stopped at max_tokens{advice}" in done.err_lines
+
+
+def test_a_dry_run_counts_the_sequences_that_would_run(program: Program, fake_model: Path) -> None:
+    lines = [{"prompt": "say a", "n": 2}, {"prompt": 3}, {"prompt": "x" * 60}]
+    args = ["-i", program.write_lines("in", lines), "--max-model-len", "50", "--dry-run", "--json"]
+    done = program.run("generate", fake_model, *args)
+    assert done.code == 3
+    assert json.loads(done.out)["sequences"] == 2
+
+
+def test_lines_of_plain_text_are_told_of_the_input_format(
+    program: Program, fake_model: Path
+) -> None:
+    source = program.write_lines("in", ["Define zebra.", '{"prompt": ', {"prompt": "say a"}])
+    done = program.run("generate", fake_model, "-i", source, "-o", "out")
+    assert done.code == 3
+    first, second = [line for line in done.err_lines if "not JSON" in line]
+    assert first.endswith("(invalid_json_line); for plain text: --input-format text")
+    assert second.endswith("(invalid_json_line)")
