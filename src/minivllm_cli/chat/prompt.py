@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -24,6 +25,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.typed_line import opens_block
 
+PASTE_SECONDS = 0.03
 _PROMPT = "> "
 _ENTER = KeyPress(Keys.ControlM, "\r")
 
@@ -63,6 +65,7 @@ class Prompt:
             # trip, and terminals that give none would get a warning on their screen.
             self._output.enable_cpr = False
         self._has_read = False
+        self._enter = _HeldEnter()
         self._history: History = DummyHistory()
         if history is not None:
             self._history = _StoredHistory(history, warn)
@@ -82,6 +85,7 @@ class Prompt:
             # Spaces, so that text copied from the screen holds no marks.
             prompt_continuation=lambda width, line_number, is_soft_wrap: " " * width,
         )
+        self._session.app.key_processor.before_key_press += self._enter.before_next_key
 
     def read(self, prefilled: str = "") -> str:
         """One text, of one or more lines.
@@ -90,7 +94,9 @@ class Prompt:
             PromptInterrupt: Ctrl-C on an empty line.
             EOFError: Ctrl-D on an empty line, or the terminal is gone.
         """
-        store_typeahead(self._input, self._take_what_waits())
+        self._enter.drop()
+        self._enter.typed_ahead = self._take_what_waits()
+        store_typeahead(self._input, self._enter.typed_ahead)
         try:
             return self._session.prompt(default=prefilled)
         finally:
@@ -156,7 +162,7 @@ class Prompt:
             if self.newline_on_enter or opens_block(event.current_buffer.text):
                 _break_line(event.current_buffer)
             else:
-                event.current_buffer.validate_and_handle()
+                self._enter.press(event)
 
         @bindings.add("escape", "enter", filter=typing)
         def alt_enter(event: KeyPressEvent) -> None:
@@ -178,6 +184,47 @@ class Prompt:
                 event.app.exit(exception=PromptInterrupt())
 
         return bindings
+
+
+class _HeldEnter:
+    """Holds an Enter back for a moment: if more arrives in it, this was a line break of pasted text.
+
+    A terminal without bracketed paste sends pasted lines like typed ones, only faster.
+
+    Attributes:
+        typed_ahead: keys that were there before the prompt was. They all come at once, however slowly
+            they were typed; an Enter among them sends.
+    """
+
+    def __init__(self) -> None:
+        self.typed_ahead: list[KeyPress] = []
+        self._cancel: Callable[[], None] | None = None
+
+    def press(self, event: KeyPressEvent) -> None:
+        if any(key is event.key_sequence[-1] for key in self.typed_ahead):
+            event.current_buffer.validate_and_handle()
+        else:
+            self._hold(event.app)
+
+    def _hold(self, app: Application[str]) -> None:
+        assert app.loop is not None
+
+        def send() -> None:
+            self._cancel = None
+            if not app.is_done:
+                app.current_buffer.validate_and_handle()
+
+        self._cancel = app.loop.call_later(PASTE_SECONDS, send).cancel
+
+    def before_next_key(self, _sender: object) -> None:
+        if self._cancel is not None:
+            self.drop()
+            _break_line(get_app().current_buffer)
+
+    def drop(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
 
 
 def _num_lines(keys: Sequence[KeyPress]) -> int:
