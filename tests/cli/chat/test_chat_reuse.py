@@ -224,7 +224,7 @@ def test_the_screen_says_what_was_reused(tmp_path) -> None:
     assert int(reused[1]) == int(reused[2]) + int(reused[3]) and int(reused[2]) >= GRID
     assert f"reuse stopped at {reused[2]}: history changed at token " in told[0]
     assert '("<think>" → "' in told[0]
-    flat = "".join(told[0].split("\n"))
+    flat = " ".join(told[0].split())
     assert "thinking was removed by the template). /think keep avoids it." in flat
     assert re.match(r"prompt [\d,]+ = [\d,]+ reused \+ [\d,]+ new\n", why)
     assert re.fullmatch(r"undone 1 turn \(snapshot at \d+, \d+ tokens to recompute\)", undone)
