@@ -13,6 +13,7 @@ from minivllm_cli.problems import CliError
 from minivllm_cli.settings import Settings
 
 if TYPE_CHECKING:
+    from minivllm_engine.device_memory import DeviceMemory
     from minivllm_engine.llm import LLM
     from minivllm_engine.memory_plan import MemoryPlan
     from minivllm_engine.model_config import ModelConfig
@@ -96,8 +97,13 @@ def load_tokenizer(model_path: Path) -> "Tokenizer":
     return Tokenizer.from_dir(model_path)
 
 
-def plan_memory(settings: Settings, model_path: Path) -> "MemoryPlan":
+def plan_memory(
+    settings: Settings, model_path: Path, device: "DeviceMemory | None" = None
+) -> "MemoryPlan":
     """What the engine will allocate and how long a sequence may be. Loads no torch.
+
+    Args:
+        device: as it was before this program's own engine was on it. None: as it is now.
 
     Raises:
         BackendUnavailable: the device that was asked for cannot be used.
@@ -108,7 +114,8 @@ def plan_memory(settings: Settings, model_path: Path) -> "MemoryPlan":
     from minivllm_engine.memory_plan import plan_memory
 
     shape, config = _shape(model_path), settings.engine_config
-    return plan_memory(shape.config, config, choose_device(config.engine), tied=shape.tied)
+    device = device or choose_device(config.engine)
+    return plan_memory(shape.config, config, device, tied=shape.tied)
 
 
 @dataclass(frozen=True)

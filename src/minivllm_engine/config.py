@@ -67,6 +67,11 @@ class EngineOptions(_Section):
     gated_delta_prefill: Literal["auto", "reference", "fla"] = "auto"
     gated_delta_decode: Literal["auto", "reference", "fla", "triton"] = "auto"
 
+    @property
+    def can_capture(self) -> bool:
+        """Can decode steps be CUDA graphs? The reference operations plan them on the host."""
+        return "reference" not in (self.attention_backend, self.gated_delta_decode)
+
 
 class CacheOptions(_Section):
     """Section `cache`. `block_size` is in tokens, a multiple of 16.

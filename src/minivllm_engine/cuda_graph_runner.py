@@ -14,6 +14,9 @@ from minivllm_engine.static_prompt import StaticPrompt
 
 logger = logging.getLogger(__name__)
 
+# Logits of what samples, until the next step, and what `greedy` gives for them.
+StaticOutput = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
 # Without a graph of its own a step is padded to a multiple of this.
 _GRAIN = 8
 
@@ -37,10 +40,10 @@ class CudaGraphRunner:
         self._sizes = tuple(sizes)
         self.static = StaticDecode(model, pool, max_batch=max_num_seqs, max_model_len=max_model_len)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.prompt: StaticPrompt | None = None
+        self._prompt: StaticPrompt | None = None
         self._prompt_graph: torch.cuda.CUDAGraph | None = None
         if model.operations.static_chunk is not None:
-            self.prompt = StaticPrompt(model, pool, max_model_len=max_model_len)
+            self._prompt = StaticPrompt(model, pool, max_model_len=max_model_len)
         self.enabled = True
         self._warned = False
 
@@ -58,9 +61,9 @@ class CudaGraphRunner:
                 progress(done, len(sizes))
             self.static.load_padding(size)
             self.static.run(size)
-        if self.prompt is not None:
-            self.prompt.load_padding()
-            self.prompt.run()
+        if self._prompt is not None:
+            self._prompt.load_padding()
+            self._prompt.run()
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -75,32 +78,39 @@ class CudaGraphRunner:
             with torch.cuda.graph(graph, pool=memory):
                 self.static.run(size)
             self._graphs[size] = graph
-        if self._sizes and self.prompt is not None:
+        if self._sizes and self._prompt is not None:
             torch.cuda.synchronize()
             self._prompt_graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._prompt_graph, pool=memory):
-                self.prompt.run()
+                self._prompt.run()
 
-    def run_prompt(self, prompt: StaticPrompt, batch: ScheduledBatch) -> torch.Tensor:
-        """Queue a step of one short chunk. Returns its logits [1, vocab_size], until the next such step."""
+    def run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> StaticOutput | None:
+        """Queue a step that is of one of these kinds. None, and nothing is done, where it is not."""
+        count = len(batch.sequences)
+        # A single token may also be a piece of a prompt, whose logits nobody wants.
+        if batch.num_decodes == count and all(s.samples for s in batch.sequences):
+            self._run_decodes(batch, awaited)
+            static = self.static
+            return static.logits[:count], (static.sampled[:count], static.alive[:count])
+        prompt = self._prompt
+        if prompt is None or not prompt.takes(batch):
+            return None
         prompt.load(batch)
         if self._prompt_graph is None or not self.enabled:
             prompt.run()
         else:
             self._prompt_graph.replay()
-        return prompt.logits
+        count = int(batch.sequences[0].samples)
+        return prompt.logits[:count], (prompt.sampled[:count], prompt.alive[:count])
 
-    def run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> torch.Tensor:
-        """Queue a step of decodes. Returns its logits [num_seqs, vocab_size], until the next step."""
-        count = len(batch.sequences)
-        size = self._padded(count)
+    def _run_decodes(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> None:
+        size = self._padded(len(batch.sequences))
         self.static.load(batch, awaited, size)
         graph = self._graphs.get(size) if self.enabled else None
         if graph is None:
             self.static.run(size)
         else:
             graph.replay()
-        return self.static.logits[:count]
 
     def _padded(self, count: int) -> int:
         """The batch size to compute. The same with and without graphs: products then round alike."""

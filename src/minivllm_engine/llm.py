@@ -258,7 +258,7 @@ class LLM:
                 "there are no CUDA graphs",
                 why=f"device {self.device}, graph.enabled {self.config.graph.enabled}",
             )
-        decodes = self._loop.open_runner().decodes
+        decodes = self._loop.open_runner().graphs
         if decodes is not None:
             decodes.enabled = enabled
 

@@ -86,7 +86,7 @@ class _Fitting:
         )
         self.num_tokens = engine.max_num_batched_tokens or DEFAULT_TOKEN_BUDGET[device.kind]
         self.weights = weight_bytes(model, self.dtype, tied=tied)
-        graphs = on_gpu and config.graph.enabled is not False
+        graphs = on_gpu and config.graph.enabled is not False and engine.can_capture
         self.max_graph_batch = config.graph.max_batch if graphs else 0
         self.lowered: list[Lowered] = []
 

@@ -53,7 +53,8 @@ class ModelRunner:
         plan: decides the device, the dtypes and the size of everything.
         options: which operations are wanted.
         operations: these and no others, whatever the options say.
-        progress: called as (phase, done, total), for `weights`, `compile` and `graphs`.
+        progress: called as (phase, done, total), for `weights`, and on a GPU for `compile`, `decode
+            kernels` and `graphs`.
 
     Raises:
         BackendUnavailable: the device or a package for it will not do.
@@ -85,11 +86,11 @@ class ModelRunner:
             state_dtype=TORCH_DTYPES[plan.state_dtype],
             device=device,
         )
-        self.decodes: CudaGraphRunner | None = None
+        self.graphs: CudaGraphRunner | None = None
         self.load_report = LoadReport(weights_s=time.perf_counter() - started)
         if self.operations.static_decode:
             on_gpu = device.type == "cuda"
-            self.decodes = CudaGraphRunner(
+            self.graphs = CudaGraphRunner(
                 self.model,
                 self.pool,
                 sizes=graph_sizes(plan.max_graph_batch) if plan.max_graph_batch else (),
@@ -97,10 +98,10 @@ class ModelRunner:
                 max_model_len=plan.max_model_len,
             )
             if on_gpu:
-                self._get_ready(self.decodes, plan, progress)
+                self._get_ready(self.graphs, plan, progress)
 
     def _get_ready(
-        self, decodes: CudaGraphRunner, plan: MemoryPlan, progress: Progress | None
+        self, graphs: CudaGraphRunner, plan: MemoryPlan, progress: Progress | None
     ) -> None:
         """Compile all kernels, then capture: nothing of either is left for the first request."""
 
@@ -110,18 +111,18 @@ class ModelRunner:
         torch.cuda.synchronize()
         started = time.perf_counter()
         warm_up_prompts(self.model, self.pool, plan.max_num_batched_tokens, phase("compile"))
-        decodes.warm_up(phase("decode kernels"))
+        graphs.warm_up(phase("decode kernels"))
         torch.cuda.synchronize()
         compiled = time.perf_counter()
         torch.cuda.empty_cache()
         free_before = torch.cuda.mem_get_info()[0]
-        decodes.capture(phase("graphs"))
+        graphs.capture(phase("graphs"))
         torch.cuda.synchronize()
         self.load_report = LoadReport(
             weights_s=self.load_report.weights_s,
             compile_s=compiled - started,
             capture_s=time.perf_counter() - compiled,
-            graph_sizes=decodes.sizes,
+            graph_sizes=graphs.sizes,
             graph_bytes=free_before - torch.cuda.mem_get_info()[0],
             graph_bytes_planned=plan.graph_bytes,
         )
@@ -141,19 +142,10 @@ class ModelRunner:
         """
         if batch.restores:
             self.pool.restore(*zip(*batch.restores, strict=True))
-        only_decodes = batch.num_decodes == len(batch.sequences)
-        # A single token may also be a piece of a prompt, whose logits nobody wants.
-        if self.decodes is not None and only_decodes and all(s.samples for s in batch.sequences):
-            logits, static = self.decodes.run(batch, awaited), self.decodes.static
+        static = None if self.graphs is None else self.graphs.run(batch, awaited)
+        if static is not None:
             self._save_snapshots(batch)
-            count = len(batch.sequences)
-            return StepOutput(logits, likeliest=(static.sampled[:count], static.alive[:count]))
-        prompt = None if self.decodes is None else self.decodes.prompt
-        if self.decodes is not None and prompt is not None and prompt.takes(batch):
-            samples = batch.sequences[0].samples
-            logits = self.decodes.run_prompt(prompt, batch)[:samples]
-            self._save_snapshots(batch)
-            return StepOutput(logits, likeliest=(prompt.sampled[:samples], prompt.alive[:samples]))
+            return StepOutput(static[0], likeliest=static[1])
         model_input = build_model_input(batch, self.pool, awaited)
         hidden = self.model.hidden_states(model_input, self.pool)
         self._save_snapshots(batch)

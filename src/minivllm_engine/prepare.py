@@ -87,6 +87,13 @@ def prepare_parts(
     Raises:
         BackendUnavailable, CapacityError, ConfigError: as `prepare`.
     """
+    if device.kind == "cuda" and config.graph.enabled and not config.engine.can_capture:
+        raise ConfigError(
+            "graph.enabled is true, and reference operations cannot be captured",
+            why=f"engine.attention_backend {config.engine.attention_backend}, "
+            f"engine.gated_delta_decode {config.engine.gated_delta_decode}",
+            hint="--set graph.enabled=false",
+        )
     plan = plan_memory(model_config, config, device, tied=weights.seems_tied(model_config))
     logger.info("%s", _what_can_hit(plan))
     end_ids = {

@@ -13,8 +13,7 @@ from minivllm_engine.model_input import AwaitedTokens, ModelInput, SampledTokens
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 
-# Rows of the integers of a step.
-_TOKEN, _SOURCE, _POSITION, _SLOT, _KV_SLOT = range(5)
+# The numbers of a lane: token, source, position, slot and KV slot.
 _NOBODY = (0, -1, 0, -1, -1)
 
 

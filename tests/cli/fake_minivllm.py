@@ -42,6 +42,7 @@ def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
         tokenizer=engine_factory.load_tokenizer(path),
         generation_config=load_generation_config(path),
         settings=settings,
+        plan=SimpleNamespace(device=None),
     )
 
 
@@ -55,7 +56,7 @@ def _open_engine(prepared: SimpleNamespace, progress: Any = None) -> FakeEngine:
     return FakeEngine(prepared.settings, prepared.path)
 
 
-def _plan_memory(settings: Settings, model_path: Path) -> SimpleNamespace:
+def _plan_memory(settings: Settings, model_path: Path, device: object = None) -> SimpleNamespace:
     longest = settings.get("engine.max_model_len") or MAX_MODEL_LEN
     if longest > 2 * MAX_MODEL_LEN:
         raise CapacityError(f"max_model_len {longest} does not fit")

@@ -91,7 +91,7 @@ def test_equal_requests_have_one_answer(llm: LLM, temperature: float) -> None:
 
 
 def test_a_step_is_replayed_where_graphs_are_on_and_one_is_large_enough(larger: LLM) -> None:
-    decodes = larger._loop.open_runner().decodes
+    decodes = larger._loop.open_runner().graphs
     assert larger.graph_sizes == larger.load_report.graph_sizes == decodes.sizes == (1, 2, 4, 8)
     made, replayed = dict(decodes._graphs), []
 
@@ -156,7 +156,7 @@ def test_padding_lanes_that_write_are_seen(tiny_model, rig: Rig, monkeypatch) ->
 
 def test_a_graph_that_differs_from_the_eager_step_is_seen(tiny_model, rig: Rig) -> None:
     with rig.engine(tiny_model) as llm:
-        made = llm._loop.runner.decodes._graphs
+        made = llm._loop.runner.graphs._graphs
         made[4] = replace(made[4], size=3)  # a lane is not computed
         with pytest.raises(AssertionError):
             graphs.check_batch_sizes(llm, [4])

@@ -9,7 +9,7 @@ from minivllm_engine.checkpoint_index import resolve_model
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.device_memory import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
 from minivllm_engine.errors import CapacityError, ConfigError
-from minivllm_engine.memory_plan import kv_bytes_per_token, plan_memory, slot_bytes
+from minivllm_engine.memory_plan import kv_bytes_per_token, plan_memory, slot_bytes, try_plan
 from minivllm_engine.memory_sizes import graph_sizes, kv_saved, weight_bytes
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.units import format_size
@@ -204,3 +204,12 @@ def test_graph_sizes_rise_to_the_largest() -> None:
     for most in range(1, 70):
         sizes = graph_sizes(most)
         assert sizes[-1] == most and all(a < b for a, b in pairwise(sizes))
+
+
+def test_what_cannot_be_captured_is_given_no_reserve() -> None:
+    for key in ("attention_backend", "gated_delta_decode"):
+        config = EngineConfig.create(engine={key: "reference"})
+        plan = try_plan(LARGE, config, gpu(8 * GIB)).plan
+        assert plan.max_graph_batch == plan.graph_bytes == 0
+    chunks = EngineConfig.create(engine={"gated_delta_prefill": "reference"})
+    assert try_plan(LARGE, chunks, gpu(8 * GIB)).plan.max_graph_batch > 0

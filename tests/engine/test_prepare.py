@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from minivllm_engine.config import EngineConfig
-from minivllm_engine.errors import BackendUnavailable, CheckpointError
+from minivllm_engine.device_memory import DeviceMemory
+from minivllm_engine.errors import BackendUnavailable, CheckpointError, ConfigError
 from minivllm_engine.prepare import prepare
 
 
@@ -125,3 +126,14 @@ def test_a_directory_without_config_says_what_is_there(model: Path) -> None:
         prepare(model, config())
     assert "1 *.bin" in caught.value.what
     assert caught.value.hint
+
+
+def test_graphs_of_reference_operations_are_refused(monkeypatch) -> None:
+    card = DeviceMemory("cuda", "GPU", 8 << 30)
+    monkeypatch.setattr("minivllm_engine.prepare.choose_device", lambda options: card)
+    reference = {"engine": {"attention_backend": "reference"}}
+    assert prepare("demo", EngineConfig.create(**reference)).plan.max_graph_batch == 0
+    with pytest.raises(ConfigError) as caught:
+        prepare("demo", EngineConfig.create(**reference, graph={"enabled": True}))
+    assert "cannot be captured" in caught.value.what
+    assert caught.value.hint == "--set graph.enabled=false"

@@ -171,7 +171,7 @@ def decode_statically(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_by_one(model: Path, prompts: list[Any], params: list[SamplingParams]) -> list[Any]:
     """What requests are answered without static buffers."""
     with engine(model, overlap=False, max_num_seqs=6) as llm:
-        assert llm._loop.runner.decodes is None
+        assert llm._loop.runner.graphs is None
         return [contents(llm.generate([p], s)[0]) for p, s in zip(prompts, params, strict=True)]
 
 

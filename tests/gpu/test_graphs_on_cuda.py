@@ -61,7 +61,7 @@ def test_the_graphs_that_were_captured_are_told(llm: LLM, larger: LLM) -> None:
 
 
 def test_graphs_can_be_switched_off_and_on(llm: LLM) -> None:
-    decodes = llm._loop.open_runner().decodes
+    decodes = llm._loop.open_runner().graphs
     for enabled in (False, True):
         llm.use_graphs(enabled)
         assert decodes.enabled is enabled

@@ -104,7 +104,7 @@ def _computing_with(operations: Operations) -> Iterator[None]:
 def imitate_graphs(llm: LLM, largest: int) -> None:
     """Give an engine on a CPU something that is replayed where a GPU replays a graph."""
     runner = llm._loop.runner
-    decodes = runner.decodes
+    decodes = runner.graphs
     assert decodes is not None and not decodes.sizes
     sizes = graph_sizes(min(largest, llm._plan.max_num_seqs))
     decodes._sizes = sizes

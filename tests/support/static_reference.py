@@ -108,7 +108,7 @@ def _greedy(
 def _output_head(
     x: torch.Tensor, embedding: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    logits = reference.REFERENCE.output_head(x, embedding)
+    logits = reference.REFERENCE.products.output_head(x, embedding)
     return logits if out is None else out.copy_(logits)
 
 
@@ -118,7 +118,6 @@ def static_reference() -> Operations:
     step: DeltaRule = _delta_step
     return replace(
         base,
-        name="static reference",
         static_decode=True,
         products=replace(base.products, output_head=_output_head),
         norm_rotate_write=_norm_rotate_write,

@@ -62,8 +62,7 @@ class Measurer:
                 rep = number - self._times.warmup + 1
                 what = f"warm-up {number + 1}" if rep < 1 else f"{rep}/{self._times.reps}"
                 self._on_sample(arm.name, what)
-                if llm.graph_sizes:
-                    llm.use_graphs(arm.graph)
+                llm.use_graphs(arm.graph)
                 engine_factory.reset_peak_memory(llm.device)
                 sample = take_sample(llm, workload, repetition, arm, self._between)
                 if rep < 1:

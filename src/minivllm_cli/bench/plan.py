@@ -142,7 +142,13 @@ def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Arm, ...]:
         )
     if flags.graph and enabled is False:
         raise CliError("--graph, but graph.enabled is false", hint="--set graph.enabled=true")
-    has_graphs = device == "cuda" and enabled is not False
+    can_capture = prepared.config.engine.can_capture
+    if flags.graph and not can_capture:
+        raise CliError(
+            "--graph, but reference operations cannot be captured",
+            hint="--set engine.attention_backend=auto --set engine.gated_delta_decode=auto",
+        )
+    has_graphs = device == "cuda" and enabled is not False and can_capture
     if flags.graph != flags.eager:
         return (GRAPH,) if flags.graph else (EAGER,)
     return (EAGER, GRAPH) if has_graphs else (EAGER,)

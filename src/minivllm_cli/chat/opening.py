@@ -88,6 +88,7 @@ def open_chat(
         stack.enter_context(watch.over(llm))
         run.interrupts.check()
         chat = Chat(llm, model, settings, settings, think=think, log=log, between_steps=watch.poll)
+        chat.device = prepared.plan.device
         chat.transcript = chat.transcript.with_system(settings.chat.system)
         if settings.source("sampling.seed") == "default":
             chat.draw_seed()

@@ -22,6 +22,7 @@ from minivllm_engine.errors import EngineError
 from minivllm_engine.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
+    from minivllm_engine.device_memory import DeviceMemory
     from minivllm_engine.llm import LLM
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
@@ -62,6 +63,7 @@ class Chat:
         saved: the transcript as it was last saved.
         log: the file of `--transcript`.
         between_steps: called while the engine is between two steps.
+        device: as it was before the engine was on it.
     """
 
     llm: "LLM"
@@ -77,6 +79,7 @@ class Chat:
     totals: Totals = field(default_factory=Totals)
     last_output: RequestOutput | None = None
     between_steps: Callable[[], None] = lambda: None
+    device: "DeviceMemory | None" = None
 
     @property
     def template(self) -> Template:
@@ -222,7 +225,7 @@ class Chat:
         path = "engine.max_model_len"
         entries = {**self.settings.entries, path: Entry(path, max_model_len, "")}
         try:
-            engine_factory.plan_memory(Settings(entries), self.llm.model_path)
+            engine_factory.plan_memory(Settings(entries), self.llm.model_path, self.device)
         except EngineError:
             return False
         return True

@@ -94,7 +94,8 @@ def check_batch(
     if flags.prompt is not None:
         chat = not flags.raw and tokenizer.has_chat_template
         single = make_parser().single(flags.prompt, chat=chat)
-    remedies = Remedies(settings, model_path)
+    device = None if prepared is None else prepared.plan.device
+    remedies = Remedies(settings, model_path, device)
     jobs = JobSource(source, selection, flags, settings, make_parser, overrides.think, single)
     return Batch(
         run, settings, flags, overrides, model_path, prepared, jobs, target, tally, remedies

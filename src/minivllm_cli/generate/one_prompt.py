@@ -84,7 +84,7 @@ def _answer(
                 end=flags.separator_bytes,
                 show_reasoning=not flags.strip_thinking,
             )
-            remedies = Remedies(settings, prepared.path)
+            remedies = Remedies(settings, prepared.path, prepared.plan.device)
             try:
                 return _stream(llm, settings, flags, overrides, writer, remedies, watch)
             finally:

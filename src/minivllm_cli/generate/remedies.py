@@ -14,6 +14,7 @@ from minivllm_cli.settings import Settings
 from minivllm_engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from minivllm_engine.device_memory import DeviceMemory
     from minivllm_engine.memory_plan import MemoryPlan
 
 _STEP = 1024
@@ -24,11 +25,17 @@ _FINEST_GRID = 64
 
 
 class Remedies:
-    """What would help, for one model and one configuration."""
+    """What would help, for one model and one configuration.
 
-    def __init__(self, settings: Settings, model_path: Path) -> None:
+    Args:
+        device: as it was before the engine was on it; None where none is.
+    """
+
+    def __init__(
+        self, settings: Settings, model_path: Path, device: "DeviceMemory | None" = None
+    ) -> None:
         self._settings = settings
-        self._model_path = model_path
+        self._model_path, self._device = model_path, device
         self._plan = lru_cache(maxsize=64)(self._ask)
 
     def for_long_prompt(self, num_tokens: int) -> str:
@@ -105,7 +112,7 @@ class Remedies:
         settings = self._settings if path is None else self._settings.with_value(path, value)
         try:
             with _without_warnings():
-                return engine_factory.plan_memory(settings, self._model_path)
+                return engine_factory.plan_memory(settings, self._model_path, self._device)
         except EngineError:
             return None
 

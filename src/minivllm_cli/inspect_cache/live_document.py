@@ -8,7 +8,6 @@ from minivllm_cli.engine_factory import ModelShape
 from minivllm_cli.generate.fingerprint import model_hash
 from minivllm_cli.inspect_cache.advice import advise, cautions
 from minivllm_cli.inspect_cache.document import plan_document
-from minivllm_cli.inspect_cache.recalibration import ReportsLoad
 from minivllm_cli.settings import Settings
 from minivllm_engine.cache_report import CacheReport, CacheSegment
 from minivllm_engine.config import EngineConfig
@@ -33,7 +32,7 @@ class LiveDocument:
         with_text: nodes have the text of their tokens. Without it there are counts and hashes only.
 
     Attributes:
-        load_report: what the engine's start took, once the document was taken of one that tells.
+        load_report: what the engine's start took, once the document was taken.
     """
 
     def __init__(
@@ -66,10 +65,9 @@ class LiveDocument:
         """What is known of a running engine, which must be between two steps."""
         report = llm.cache_report()
         allocated = llm.allocated_bytes()
-        if isinstance(llm, ReportsLoad):
-            self.load_report = llm.load_report
-            if self.load_report.graph_sizes:
-                allocated = {**allocated, "graph reserve": self.load_report.graph_bytes}
+        self.load_report = llm.load_report
+        if self.load_report.graph_sizes:
+            allocated = {**allocated, "graph reserve": self.load_report.graph_bytes}
         (device,) = self._base["devices"]
         rows = [{**row, "measured": allocated.get(row["name"])} for row in device["rows"]]
         warnings = [

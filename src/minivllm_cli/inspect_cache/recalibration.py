@@ -1,7 +1,7 @@
 """`--recalibrate`: the KV blocks that fit with the graph reserve as it was measured, as YAML to paste."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from minivllm_cli.problems import CliError
 from minivllm_engine.config import EngineConfig
@@ -11,14 +11,6 @@ from minivllm_engine.memory_layout import MemoryPlan
 from minivllm_engine.memory_limits import Planner
 from minivllm_engine.memory_remedies import find_remedies
 from minivllm_engine.units import format_size
-
-
-@runtime_checkable
-class ReportsLoad(Protocol):
-    """An engine that tells what its start took."""
-
-    @property
-    def load_report(self) -> LoadReport: ...
 
 
 @dataclass(frozen=True, slots=True)

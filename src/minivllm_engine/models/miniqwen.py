@@ -183,4 +183,4 @@ class MiniQwenForCausalLM(nn.Module):
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
-        return self.operations.output_head(normed, self.head)
+        return self.operations.products.output_head(normed, self.head)

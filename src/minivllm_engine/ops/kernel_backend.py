@@ -129,7 +129,7 @@ def _prompt_plan(chunks: Chunks) -> fla.ChunkPlan | rule.RecurrentPlan:
     # FLA takes a millisecond of the host's time a layer, however short the chunks are.
     if max(chunks.lengths) <= _SHORT:
         return rule.RecurrentPlan.build(chunks.slots, chunks.starts, chunks.lengths)
-    return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+    return _fla_plan(chunks)
 
 
 def _static_chunk(
@@ -204,7 +204,6 @@ def kernel_operations(
         "reference": REFERENCE_ATTENTION,
     }
     return Operations(
-        name="kernels",
         static_decode=attend != "reference" and step != "reference",
         products=SeparateProducts(
             linear=plain_linear,
@@ -215,7 +214,6 @@ def kernel_operations(
             silu_mul=fused.silu_mul,
             sigmoid_mul=fused.sigmoid_mul,
         ),
-        output_head=plain_output_head,
         embed=embed,
         rotary_cos_sin=fused.rotary_cos_sin,
         norm_rotate_write=fused.norm_rotate_write,

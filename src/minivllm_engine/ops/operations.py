@@ -12,7 +12,7 @@ import torch
 
 from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.products import Products
+from minivllm_engine.ops.products import Products, SeparateProducts
 from minivllm_engine.ops.varlen import PackedSequences
 
 
@@ -185,7 +185,6 @@ class Operations:
     """All operations of a model; see ops/*/reference.py for what each of them takes and gives.
 
     Attributes:
-        name: of the kind, as it is shown.
         static_decode: decodes are planned from tensors alone and may be padded, so that a step of them
             can be captured as a CUDA graph and replayed with other numbers. Then `greedy` can write to
             given tensors: `out`.
@@ -196,10 +195,8 @@ class Operations:
         few_rows: products for steps of at most `max_few_rows` tokens; they need `inputs_adjacent`.
     """
 
-    name: str
     static_decode: bool
-    products: Products
-    output_head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    products: SeparateProducts
     embed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     rotary_cos_sin: Callable[
         [torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]

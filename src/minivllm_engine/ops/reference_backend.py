@@ -100,7 +100,6 @@ def attention_plan(
 REFERENCE_ATTENTION = AttentionOperations(attention_plan, attention.paged_attention)
 
 REFERENCE = Operations(
-    name="reference",
     static_decode=False,
     products=SeparateProducts(
         linear=linear,
@@ -111,7 +110,6 @@ REFERENCE = Operations(
         silu_mul=fused.silu_mul,
         sigmoid_mul=fused.sigmoid_mul,
     ),
-    output_head=output_head,
     embed=embed,
     rotary_cos_sin=fused.rotary_cos_sin,
     norm_rotate_write=fused.norm_rotate_write,

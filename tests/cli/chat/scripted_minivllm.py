@@ -19,6 +19,7 @@ def _prepare_model(settings, command):
         tokenizer=engine_factory.load_tokenizer(path),
         generation_config=load_generation_config(path),
         settings=settings,
+        plan=SimpleNamespace(device=None),
     )
 
 

@@ -14,6 +14,7 @@ from minivllm_cli.generate.summary import render_summary
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.settings import resolve_settings
 from minivllm_engine.checkpoint_index import resolve_model
+from minivllm_engine.device_memory import DeviceMemory
 from minivllm_engine.request import (
     CompletionOutput,
     Divergence,
@@ -168,6 +169,14 @@ class TestAdvice:
     def _remedies(*assignments: str) -> Remedies:
         settings = resolve_settings(assignments=assignments, environ={})
         return Remedies(settings, resolve_model("demo"))
+
+    def test_the_engine_itself_does_not_stand_in_the_way(self) -> None:
+        """On a GPU its own memory would look like another program's."""
+        settings = resolve_settings(environ={})
+        for size, fits in ((8 << 30, True), (1 << 30, False)):
+            device = DeviceMemory("cuda", "GPU", size)
+            text = Remedies(settings, resolve_model("demo"), device).for_long_prompt(4000)
+            assert ("max_model_len" in text) is fits
 
     def test_more_snapshots_where_they_were_given_up(self) -> None:
         remedies = self._remedies("cache.snapshot_memory=2MiB", "engine.cpu_memory=1GiB")

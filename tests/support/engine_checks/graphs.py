@@ -172,7 +172,7 @@ def check_padding_lanes(llm: LLM) -> None:
 
     Over memory without NaN what it computes is finite: it reads the sinks.
     """
-    pool, static = llm._loop.open_runner().pool, llm._loop.open_runner().decodes.static
+    pool, static = llm._loop.open_runner().pool, llm._loop.open_runner().graphs.static
     assert 3 not in llm.graph_sizes
     start_anew(llm)
     pool.fill_(0.0)
@@ -193,7 +193,7 @@ def check_padding_lanes(llm: LLM) -> None:
 
 def check_beyond_the_largest_graph(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     """D7: one warning in all, however many steps are larger, and none where they fit."""
-    decodes = llm._loop.open_runner().decodes
+    decodes = llm._loop.open_runner().graphs
     decodes._warned = False
     largest = llm.graph_sizes[-1]
     texts = []
