@@ -12,9 +12,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# The whole invariance matrix, of which `test` runs a sample: an hour or so.
+# The whole invariance matrix, of which `test` runs a sample: hours of processor time.
 matrix: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) tests/equivalence -m matrix
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/equivalence -m matrix
 
 check: lint types test
 

@@ -207,6 +207,15 @@ def a_few(block_size: int, rng: random.Random, count: int) -> list[int]:
     return [*rng.sample(sharp, 3), *rng.sample(lengths_around(block_size), count - 3)]
 
 
+def whole(test: Callable[..., None]) -> Callable[..., None]:
+    """Every cell; its lengths in quarters, so that many processes share them evenly."""
+    test = pytest.mark.parametrize("quarter", range(4))(test)
+    test = pytest.mark.parametrize("overlap", [False, True])(test)
+    test = pytest.mark.parametrize("budget", [2048, *CHUNKS])(test)
+    test = pytest.mark.parametrize("block_size", BLOCK_SIZES)(test)
+    return pytest.mark.matrix(test)
+
+
 def test_a_sample_on_the_tiny_model(tiny_model, tiny_bench) -> None:
     rng = random.Random(1)
     for block_size in BLOCK_SIZES:
@@ -225,25 +234,19 @@ def test_a_sample_on_the_demo_model(demo_bench) -> None:
     check_ties(demo_bench, reusing=["warm"])
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("budget", [2048, *CHUNKS])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@whole
 def test_the_whole_on_the_tiny_model(
-    tiny_model, tiny_bench, block_size: int, budget: int, overlap: bool
+    tiny_model, tiny_bench, block_size: int, budget: int, overlap: bool, quarter: int
 ) -> None:
-    run_cell(
-        tiny_model, tiny_bench, block_size, budget, lengths_around(block_size), overlap=overlap
-    )
+    lengths = lengths_around(block_size)[quarter::4]
+    run_cell(tiny_model, tiny_bench, block_size, budget, lengths, overlap=overlap)
     check_ties(tiny_bench, reusing=REUSING)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("budget", [2048, *CHUNKS])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@whole
 def test_the_whole_on_the_demo_model(
-    demo_bench, block_size: int, budget: int, overlap: bool
+    demo_bench, block_size: int, budget: int, overlap: bool, quarter: int
 ) -> None:
-    run_cell("demo", demo_bench, block_size, budget, lengths_around(block_size), overlap=overlap)
+    lengths = lengths_around(block_size)[quarter::4]
+    run_cell("demo", demo_bench, block_size, budget, lengths, overlap=overlap)
     check_ties(demo_bench, reusing=REUSING)
