@@ -3,7 +3,7 @@
 {alone, batched with strangers, in chunks, warm, warm after eviction, after a sibling branch, preempted,
 continued} x prompt lengths of every remainder around one and two blocks x block sizes x steps one by one
 or overlapped, on the demo model and on the tiny random one. A sample runs with the tests, the whole by
-`make matrix`.
+`make matrix`. In chunks every prompt comes alone, again, and in one more of these ways.
 """
 
 import random
@@ -82,7 +82,7 @@ def after_eviction(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
     if with_snapshot and rng.random() < 0.5:
         cache._tree.evict_snapshot(rng.choice(with_snapshot))
     elif cache.num_nodes:
-        keep = rng.randrange(cache.num_nodes)
+        keep = rng.randrange(cache.num_nodes + 1)
         blocks = cache.allocate(cache.blocks.num_available - keep)
         cache.blocks.release(blocks)
     before = len(prompt) // cache.grid * cache.grid
@@ -138,6 +138,7 @@ WAYS: dict[str, Way] = {
     for way in (alone, batched, warm, after_eviction, after_a_sibling, preempted, continued)
 }
 
+IN_ALL_CHUNKS = ["alone", "warm"]
 REUSING = ["warm", "after_eviction", "after_a_sibling", "continued"]
 
 
@@ -166,9 +167,12 @@ def run_cell(
     lengths: list[int],
     *,
     overlap: bool = False,
+    all_ways: bool = True,
 ) -> None:
-    """All ways for some lengths, with one engine: one block size, one token budget, with or without a
-    step in flight while the one before is looked at."""
+    """Some lengths with one engine: one block size, one token budget, with or without a step in flight
+    while the one before is looked at. In all ways, or in those of `IN_ALL_CHUNKS` and one more each."""
+    rng = random.Random(f"{block_size} {budget}")
+    rest = [name for name in WAYS if name not in IN_ALL_CHUNKS]
     engine = {"max_num_seqs": 4, "max_num_batched_tokens": budget, "max_model_len": 768}
     engine["cpu_memory"] = "64MiB"
     with LLM(
@@ -178,9 +182,9 @@ def run_cell(
         for length in lengths:
             prompt = bench.text[:length]
             expected = bench.oracle(prompt)
-            for name, way in WAYS.items():
+            for name in WAYS if all_ways else [*IN_ALL_CHUNKS, rng.choice(rest)]:
                 llm.clear_cache()
-                out = way(llm, prompt, bench)
+                out = WAYS[name](llm, prompt, bench)
                 try:
                     bench.check(out, expected)
                 except AssertionError as error:
@@ -207,15 +211,6 @@ def a_few(block_size: int, rng: random.Random, count: int) -> list[int]:
     return [*rng.sample(sharp, 3), *rng.sample(lengths_around(block_size), count - 3)]
 
 
-def whole(test: Callable[..., None]) -> Callable[..., None]:
-    """Every cell; its lengths in quarters, so that many processes share them evenly."""
-    test = pytest.mark.parametrize("quarter", range(4))(test)
-    test = pytest.mark.parametrize("overlap", [False, True])(test)
-    test = pytest.mark.parametrize("budget", [2048, *CHUNKS])(test)
-    test = pytest.mark.parametrize("block_size", BLOCK_SIZES)(test)
-    return pytest.mark.matrix(test)
-
-
 def test_a_sample_on_the_tiny_model(tiny_model, tiny_bench) -> None:
     rng = random.Random(1)
     for block_size in BLOCK_SIZES:
@@ -234,19 +229,38 @@ def test_a_sample_on_the_demo_model(demo_bench) -> None:
     check_ties(demo_bench, reusing=["warm"])
 
 
-@whole
-def test_the_whole_on_the_tiny_model(
-    tiny_model, tiny_bench, block_size: int, budget: int, overlap: bool, quarter: int
-) -> None:
-    lengths = lengths_around(block_size)[quarter::4]
-    run_cell(tiny_model, tiny_bench, block_size, budget, lengths, overlap=overlap)
-    check_ties(tiny_bench, reusing=REUSING)
+@pytest.mark.matrix
+@pytest.mark.parametrize("quarter", range(4))
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("model", ["tiny", "demo"])
+class TestTheWhole:
+    """Its lengths in quarters, so that many processes share them evenly."""
 
+    @pytest.fixture
+    def run(
+        self,
+        request: pytest.FixtureRequest,
+        model: str,
+        block_size: int,
+        overlap: bool,
+        quarter: int,
+    ) -> Callable[..., None]:
+        bench = request.getfixturevalue(f"{model}_bench")
+        checkpoint = request.getfixturevalue("tiny_model") if model == "tiny" else "demo"
+        lengths = lengths_around(block_size)[quarter::4]
 
-@whole
-def test_the_whole_on_the_demo_model(
-    demo_bench, block_size: int, budget: int, overlap: bool, quarter: int
-) -> None:
-    lengths = lengths_around(block_size)[quarter::4]
-    run_cell("demo", demo_bench, block_size, budget, lengths, overlap=overlap)
-    check_ties(demo_bench, reusing=REUSING)
+        def run_and_check(budget: int, *, all_ways: bool, reusing: Sequence[str]) -> None:
+            run_cell(
+                checkpoint, bench, block_size, budget, lengths, overlap=overlap, all_ways=all_ways
+            )
+            check_ties(bench, reusing=reusing)
+
+        return run_and_check
+
+    def test_in_all_ways(self, run: Callable[..., None]) -> None:
+        run(2048, all_ways=True, reusing=REUSING)
+
+    @pytest.mark.parametrize("budget", CHUNKS)
+    def test_in_chunks(self, run: Callable[..., None], budget: int) -> None:
+        run(budget, all_ways=False, reusing=["warm"])
