@@ -9,6 +9,7 @@ from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.cache_report import CacheReport, cache_report
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.deltanet_state import DeltaNetStateManager
+from minivllm_engine.device_shortage import give_back_unused, shortage_named
 from minivllm_engine.engine_loop import EngineLoop
 from minivllm_engine.errors import ConfigError, RequestError
 from minivllm_engine.intake import Intake, is_batch, refused
@@ -64,13 +65,14 @@ class LLM:
         self.config = prepared.config
         self.stop_token_ids = prepared.end_ids
         self._plan = prepared.plan
-        runner = ModelRunner(
-            prepared.index,
-            self.model_config,
-            self._plan,
-            options=self.config.engine,
-            progress=progress,
-        )
+        with shortage_named(prepared):
+            runner = ModelRunner(
+                prepared.index,
+                self.model_config,
+                self._plan,
+                options=self.config.engine,
+                progress=progress,
+            )
         self._intake = Intake(prepared)
         self._cache = PrefixCache(
             BlockManager(self._plan.num_blocks, self._plan.block_size),
@@ -305,6 +307,7 @@ class LLM:
         """Give up the model's memory. Unfinished requests are dropped. May be called again."""
         self._loop.close()
         self._undelivered.clear()
+        give_back_unused(self._plan.device.kind)
 
     def __enter__(self) -> Self:
         return self

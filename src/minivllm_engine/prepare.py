@@ -25,6 +25,7 @@ class PreparedModel:
     Attributes:
         index: where the weights come from.
         config: with every `auto` resolved.
+        asked_for: the config as it was given.
         end_ids: the union of the end ids in config.json, generation_config.json and the tokenizer.
     """
 
@@ -35,6 +36,7 @@ class PreparedModel:
     generation_config: GenerationConfig
     plan: MemoryPlan
     config: EngineConfig
+    asked_for: EngineConfig
     end_ids: frozenset[int]
 
 
@@ -112,6 +114,7 @@ def prepare_parts(
         generation_config=generation_config,
         plan=plan,
         config=_resolve(config, plan),
+        asked_for=config,
         end_ids=frozenset(end_ids),
     )
 

@@ -66,6 +66,7 @@ ORDER = [
     # torch from here on
     "device_copy",
     "device_measure",
+    "device_shortage",
     "cache_pool",
     "model_input",
     "ops",

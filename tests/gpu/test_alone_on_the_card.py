@@ -3,6 +3,8 @@
 PYTHONPATH=src python -m pytest -p no:xdist tests/gpu/test_alone_on_the_card.py
 """
 
+import os
+
 import pytest
 import torch
 
@@ -15,6 +17,8 @@ pytestmark = needs_card
 
 @pytest.fixture
 def alone() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("tests run side by side")
     if others_on_card():
         pytest.skip("another process holds memory of this card")
 
