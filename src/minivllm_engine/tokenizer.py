@@ -49,6 +49,7 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(
                 f"{model_path} has no tokenizer.json",
+                why="text cannot become token ids without it",
                 hint="copy tokenizer.json, tokenizer_config.json, chat_template.jinja and "
                 "generation_config.json of the model into it",
             )
@@ -229,6 +230,7 @@ def _check_template(template: str, model_path: Path) -> None:
     if not template.strip():
         raise CheckpointError(
             f"the chat template of {model_path} is empty",
+            why="every prompt would become an empty one",
             hint="remove chat_template.jinja, or copy it again from where the model came from",
         )
     try:

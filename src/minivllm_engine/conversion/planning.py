@@ -56,6 +56,15 @@ def plan_with_own_head(plan: Plan, dst: str | Path) -> Plan:
     return _plan(plan.source, plan.options, dst, head_differs=True)
 
 
+def replanned(plan: Plan, options: ConvertOptions) -> Plan:
+    """The same plan under other options.
+
+    Raises:
+        CheckpointError: as `plan_conversion`.
+    """
+    return _plan(plan.source, options, None, head_differs=plan.head_differs)
+
+
 def heads_in_question(plan: Plan) -> list[tuple[TensorEntry, TensorEntry]]:
     """Each head that is dropped as a copy, with the embedding that it has to equal."""
     entries = {entry.name: entry for entry in plan.source.tensors}
@@ -113,6 +122,7 @@ def _plan(
         bytes_head=bytes_head,
         missing=missing,
         needs=_needs(source, matching.matches, targets, shards, bytes_head, dst),
+        head_differs=head_differs,
     )
 
 

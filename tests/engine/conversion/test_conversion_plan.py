@@ -317,8 +317,8 @@ def test_options_are_checked(wrong: dict) -> None:
         (("a.b", "c*"), "a \\* inside a segment"),
         (("a.*", "b.*.*"), "more \\* than"),
         (("a..b", "c"), "empty segment"),
-        (("", "c"), "lacks a pattern"),
-        (("a", ""), "lacks a pattern"),
+        (("", "c"), "an empty pattern"),
+        (("a", ""), "an empty pattern"),
     ],
 )
 def test_renames_are_checked(pair: tuple[str, str], message: str) -> None:

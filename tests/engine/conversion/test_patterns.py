@@ -8,6 +8,7 @@ import torch
 
 from minivllm_engine.conversion import ConvertOptions, Plan, open_source, plan_conversion
 from minivllm_engine.conversion.patterns import as_regex, filled, matches
+from minivllm_engine.errors import ConfigError
 from support.tiny_checkpoint import OFFICIAL, nested, random_tensors, tiny_config, write_checkpoint
 
 CONFIG = tiny_config()
@@ -40,7 +41,15 @@ def test_matching(pattern: str, name: str, groups: tuple[str, ...] | None) -> No
 
 
 def test_a_range_cannot_use_up_the_memory() -> None:
-    assert as_regex("a.{0-999999999999}.b").fullmatch("a.7.b")
+    for numbers in ("0-999999999999", "9" * 5000, ",".join(["0-9999"] * 3)):
+        for wrong in (
+            {"renames": (("a.{" + numbers + "}.b", None),)},
+            {"allow_unmatched": ("a.{" + numbers + "}.b",)},
+            {"allow_missing": ("a.{" + numbers + "}.b",)},
+        ):
+            with pytest.raises(ConfigError, match="in braces") as caught:
+                ConvertOptions(**wrong)
+            assert "10,000 layers" in str(caught.value.why) and "*" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
