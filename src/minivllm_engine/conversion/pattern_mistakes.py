@@ -11,8 +11,8 @@ from minivllm_engine.conversion.patterns import placeholders, special_segments
 _MOST_NUMBERS = 10_000
 _BRACES = re.compile(r"\{[^{}]*\}|[{}]")
 # Braces in a glob that can only be meant as numbers; others may be part of a name.
-_NUMBER_BRACES = re.compile(r"\{[\d,\-\s]*\}")
-_ITEM = re.compile(r"(0|[1-9]\d*)(?:-(0|[1-9]\d*))?")
+_NUMBER_BRACES = re.compile(r"\{[0-9,\-\s]*\}")
+_ITEM = re.compile(r"(0|[1-9][0-9]*)(?:-(0|[1-9][0-9]*))?")
 # Names that a model has are made of these, and a pattern that becomes one of them too.
 _OF_A_TARGET = re.compile(r"[A-Za-z0-9_.*{},\-]*")
 
@@ -92,6 +92,10 @@ def _in_segment(side: Literal["source", "target"], segment: str, at: int) -> Ite
     braces = _BRACES.search(segment)
     if braces is None:
         return
+    if len(braces[0]) == 1:
+        hint = "Close it, or take it away."
+        yield Mistake(side, at + braces.start(), "a brace without its other half", _NUMBERS, hint)
+        return
     if braces[0] != segment:
         yield Mistake(
             side,
@@ -143,8 +147,6 @@ def _of_target(source: str, target: str) -> Iterator[Mistake]:
 
 def _numbers(braces: str) -> tuple[str, str, str] | None:
     """What, why and remedy, if `{0-2,7}` is not well formed."""
-    if not braces.startswith("{") or not braces.endswith("}") or len(braces) < 2:
-        return ("a brace without its other half", _NUMBERS, "Close it, or take it away.")
     if braces == "{}":
         return ("{} stands for no number", _NUMBERS, "* stands for any.")
     count = 0
@@ -171,7 +173,7 @@ def _no_numbers(item: str) -> tuple[str, str, str]:
         return ("nothing beside a comma", _NUMBERS, "Take a comma away.")
     if re.search(r"\s", item):
         return (f"a blank in {shown}", _NUMBERS, "Take the blank away.")
-    if re.fullmatch(r"\d+(-\d+)?", item):
+    if re.fullmatch(r"[0-9]+(-[0-9]+)?", item):
         return (f"a leading 0 in {shown}", "numbers in names have none", "Take the 0 away.")
     if item.startswith("-"):
         return (f"{shown} is no number", "layers are counted from 0", "Write 0-2, or a number.")
