@@ -216,9 +216,10 @@ def _check_layout(entry: TensorEntry) -> None:
 def _check_types(entries: dict[str, TensorEntry]) -> None:
     wrong = [entry for entry in entries.values() if entry.dtype not in FLOAT_TYPES]
     if wrong:
+        tensors = f"{len(wrong):,} tensor{'' if len(wrong) == 1 else 's'}"
         types = listed(sorted({entry.dtype for entry in wrong}))
         raise CheckpointError(
-            f"{wrong[0].file} holds {len(wrong)} tensors of type {types}",
+            f"{wrong[0].file} holds {tensors} of type {types}",
             why=f"such as {printable(wrong[0].name)}; only {', '.join(FLOAT_TYPES)} can be read",
             hint="Use the checkpoint that was not quantised.",
         )

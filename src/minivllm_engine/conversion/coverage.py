@@ -9,7 +9,7 @@ from minivllm_engine.checkpoint_names import HEAD, bare_name
 from minivllm_engine.checkpoint_rules import TensorRule
 from minivllm_engine.conversion import remedies
 from minivllm_engine.conversion.conflicts import Conflicts, Run, gaps_of
-from minivllm_engine.conversion.fixes import Fix, source_pattern
+from minivllm_engine.conversion.fixes import Fix, joined, source_pattern
 from minivllm_engine.conversion.guesses import KNOWN_NAMES, Blame, Guesses
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.naming import NamedTensor
@@ -18,9 +18,6 @@ from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Piece, Problem
 from minivllm_engine.conversion.problems import filled_pattern, grouped, nearest, pattern_of
 from minivllm_engine.printable import listed, printable
-
-# How the detail of a target begins that a line of a mapping takes its source from.
-BY_A_LINE = "the line "
 
 
 class Coverage:
@@ -31,6 +28,7 @@ class Coverage:
         pieces: what becomes of those that rules know.
         unmatched: those that none knows, with the reason where it is not the name.
         passed_over: those that `allow_unmatched` leaves out.
+        misplaced: stored names of those with a shape, or in a layer, that their new name does not have.
         skipped: layers about which more has been said already.
         tied: the head is the embedding.
     """
@@ -41,6 +39,7 @@ class Coverage:
         pieces: Iterable[Piece],
         unmatched: Sequence[tuple[NamedTensor, str]],
         passed_over: Sequence[NamedTensor],
+        misplaced: Iterable[str],
         layouts: Layouts,
         options: ConvertOptions,
         *,
@@ -54,7 +53,8 @@ class Coverage:
         self._holes: dict[str, list[Run]] = {}
         self._shared: dict[str, list[str]] = {}
         self._find_gaps(tuple(f"model.layers.{layer}." for layer in skipped), tied)
-        self._blame = Blame(tensors, self._holes, layouts)
+        hurt = {*misplaced, *(name for given in self._shared.values() for name in given)}
+        self._blame = Blame(tensors, self._holes, hurt, layouts)
         self._conflicts = Conflicts(self._shared, self._pieces, tensors)
         self._unmatched = {tensor.entry.name: (tensor, why) for tensor, why in unmatched}
         strays = [tensor for tensor, why in unmatched if not why]
@@ -77,6 +77,20 @@ class Coverage:
     def uncovered(self) -> list[Problem]:
         """Targets that two sources give, or none, or none wholly."""
         return [*self._two_sources(), *self._missing()]
+
+    def blamed(self, problem: Problem, names: Iterable[str]) -> Problem | None:
+        """The problem with what mends it, if a line of the mapping made it.
+
+        Args:
+            names: tensors of the source, or targets, that it is about.
+        """
+        lines = {line: name for name in names if (line := self._blame.line(name)) is not None}
+        fixes = [fix for name in lines.values() if (fix := self._blame.fix(name)) is not None]
+        if not fixes:
+            return None
+        fix = joined(fixes)
+        remedy = fix.text(self._options)
+        return replace(problem, fix=fix, remedy=remedy, advice="", lines=tuple(lines))
 
     def _find_gaps(self, skipped: tuple[str, ...], tied: bool) -> None:
         for name, shape in self._layouts.expected.items():
@@ -101,9 +115,9 @@ class Coverage:
 
     def _finish_unmatched(self, problem: Problem, names: list[str]) -> Problem:
         pattern = pattern_of(names[0])
-        blamed = self._blame.fix(names[0])
+        blamed = self.blamed(problem, names)
         if blamed is not None:
-            return replace(problem, fix=blamed, remedy=blamed.text(self._options))
+            return blamed
         _, why = self._unmatched[names[0]]
         leave_out = remedies.left_out(problem)
         if why:
@@ -127,7 +141,6 @@ class Coverage:
             for source in dict.fromkeys(sources):
                 by_pattern[pattern_of(source)].append(source)
             given = [filled_pattern(alike, some) for alike, some in by_pattern.items()]
-            blamed = next(filter(None, map(self._blame.fix, sources)), None)
             problem = Problem(
                 "two_sources",
                 filled_pattern(pattern, names),
@@ -136,8 +149,10 @@ class Coverage:
                 if len(given) != 2
                 else f"given by {printable(given[0])} and by {printable(given[1])}",
             )
-            fix = blamed or self._conflicts.fix(sources)
-            problems.append(remedies.for_two_sources(problem, fix, self._options))
+            problems.append(
+                self.blamed(problem, sources)
+                or remedies.for_two_sources(problem, self._conflicts.fix(sources), self._options)
+            )
         return problems
 
     def _missing(self) -> list[Problem]:
@@ -158,7 +173,7 @@ class Coverage:
         line = self._blame.line(name)
         if line is not None:
             does = "drops it" if self._blame.drops(line) else "makes something else of it"
-            return f"{BY_A_LINE}{printable(repr(line))} of --mapping {does}"
+            return f"the line {printable(repr(line))} of --mapping {does}"
         if name == HEAD:
             return 'if the head is the embedding, config.json must say "tie_word_embeddings": true'
         return ""
@@ -167,25 +182,26 @@ class Coverage:
         return () if self._why_missing(names[0]) else nearest(pattern_of(names[0]), self._strays)
 
     def _finish_missing(self, problem: Problem, names: list[str]) -> Problem:
-        fix = self._given_otherwise(names[0])
-        if fix is not None:
-            return replace(problem, fix=fix, remedy=fix.text(self._options))
-        return remedies.for_missing(problem, self._options)
+        otherwise = self._given_otherwise(problem, names)
+        return otherwise or remedies.for_missing(problem, self._options)
 
     def _finish_partial(self, problem: Problem, names: list[str]) -> Problem:
-        fix = self._given_otherwise(names[0])
-        if fix is not None:
-            return replace(problem, fix=fix, remedy=fix.text(self._options))
+        otherwise = self._given_otherwise(problem, names)
+        if otherwise is not None:
+            return otherwise
         advice = f"a source that holds all parts of {printable(problem.name)}"
         return replace(problem, advice=advice, remedy=advice)
 
-    def _given_otherwise(self, target: str) -> Fix | None:
-        """What gives a target its rows from a tensor that the source holds."""
-        blamed = self._blame.fix(target)
+    def _given_otherwise(self, problem: Problem, names: list[str]) -> Problem | None:
+        """The problem of targets that could have their rows from tensors that the source holds."""
+        blamed = self.blamed(problem, names)
         if blamed is not None:
             return blamed
-        line = self._guesses.line_for(target)
-        return None if line is None else Fix(renames=((source_pattern(line[0]), line[1]),))
+        found = dict.fromkeys(filter(None, map(self._guesses.line_for, names)))
+        if not found:
+            return None
+        fix = Fix(renames=tuple((source_pattern(pattern), known) for pattern, known in found))
+        return replace(problem, fix=fix, remedy=fix.text(self._options))
 
 
 def why_unmatched(rule: TensorRule | None, layer: int | None, layouts: Layouts) -> str:

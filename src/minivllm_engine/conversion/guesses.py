@@ -12,6 +12,7 @@ from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.patterns import placeholders
 from minivllm_engine.conversion.problems import nearest, pattern_of
 from minivllm_engine.conversion.styles import find_rule
+from minivllm_engine.safetensors_header import FLOAT_TYPES
 
 KNOWN_NAMES = {
     f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor: rule
@@ -74,13 +75,14 @@ class Guesses:
         self._by_target |= dict.fromkeys(targets, pattern)
 
     def _targets(self, rule: TensorRule, tensor: NamedTensor) -> list[str]:
-        """What `tensor` would become under `rule`, if it has the shape for it."""
+        """What `tensor` would become under `rule`, if it has the shape and type for it."""
         layer = tensor.bare.layer
         if layer is None:
             layer = bare_name(tensor.entry.name).layer
         if rule.in_layer != (layer is not None):
             return []
-        if self._layouts.source_shape(rule, layer) != tensor.entry.shape:
+        shape = self._layouts.source_shape(rule, layer)
+        if shape != tensor.entry.shape or tensor.entry.dtype not in FLOAT_TYPES:
             return []
         names = (self._layouts.target_name(block, layer) for block in rule.blocks)
         return list(dict.fromkeys(names))
@@ -91,10 +93,15 @@ class Blame:
 
     Args:
         wanting: targets that lack rows.
+        hurt: stored names of tensors that are in the wrong place.
     """
 
     def __init__(
-        self, tensors: Iterable[NamedTensor], wanting: Collection[str], layouts: Layouts
+        self,
+        tensors: Iterable[NamedTensor],
+        wanting: Collection[str],
+        hurt: Collection[str],
+        layouts: Layouts,
     ) -> None:
         self._line_of: dict[str, str] = {}
         self._drops: set[str] = set()
@@ -111,7 +118,7 @@ class Blame:
                 spoilt.add(line)
                 continue
             stored, own = tensor.entry.name, str(bare_name(tensor.entry.name))
-            if not targets.isdisjoint(wanting):
+            if stored in hurt or not targets.isdisjoint(wanting):
                 own_lines[line][source_pattern(pattern_of(stored))] = pattern_of(own)
                 self._line_of |= dict.fromkeys((*(targets & set(wanting)), stored), line)
         self._fixes = {

@@ -1,8 +1,9 @@
 """Every source tensor matched with its rule."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from minivllm_engine.checkpoint_rules import PROTECTED, TensorRule
 from minivllm_engine.conversion import remedies
@@ -72,15 +73,19 @@ def match_tensors(
         (piece for match in found for piece in match.pieces),
         unmatched,
         passed_over,
+        [
+            *(name for name, *_ in misshapen),
+            *(t.entry.name for t in tensors if t.bare.layer in wrong_layers),
+        ],
         layouts,
         options,
         skipped=wrong_layers,
         tied=tied,
     )
     problems = (
-        *wrong_layers.values(),
+        *_layers_with_blame(wrong_layers, tensors, coverage),
         *coverage.unmatched(),
-        *_wrong_shapes(misshapen),
+        *_wrong_shapes(misshapen, coverage),
         *coverage.uncovered(),
     )
     return Matching(tuple(found), tuple(dropped), problems)
@@ -91,7 +96,7 @@ def is_protected(rule: TensorRule) -> bool:
 
 
 def _wrong_shapes(
-    found: Iterable[tuple[str, str, tuple[int, ...], tuple[int, ...]]],
+    found: Iterable[tuple[str, str, tuple[int, ...], tuple[int, ...]]], coverage: Coverage
 ) -> list[Problem]:
     """Of (name, first target, shape, shape that the config asks for) of each such tensor."""
     by_remedy: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -100,11 +105,26 @@ def _wrong_shapes(
         if remedies.is_flat_convolution(target, shape, wanted):
             detail += ": where the third dimension was would tell how norms are stored"
         by_remedy[remedies.for_wrong_shape(target, shape, wanted)].append((name, detail))
-    problems = []
-    for remedy, named in by_remedy.items():
-        found_so = grouped("wrong_shape", named)
-        problems += [replace(problem, advice=remedy, remedy=remedy) for problem in found_so]
-    return problems
+
+    def finish(problem: Problem, names: list[str], remedy: str) -> Problem:
+        return coverage.blamed(problem, names) or replace(problem, advice=remedy, remedy=remedy)
+
+    return [
+        problem
+        for remedy, named in by_remedy.items()
+        for problem in grouped("wrong_shape", named, finish=partial(finish, remedy=remedy))
+    ]
+
+
+def _layers_with_blame(
+    wrong: Mapping[int | None, Problem], tensors: Sequence[NamedTensor], coverage: Coverage
+) -> list[Problem]:
+    """The problems of `wrong` layers; a mapping may have moved there what is not theirs."""
+    return [
+        coverage.blamed(problem, [t.entry.name for t in tensors if t.bare.layer == layer])
+        or problem
+        for layer, problem in wrong.items()
+    ]
 
 
 def _layer_problems(tensors: list[NamedTensor], layouts: Layouts) -> dict[int | None, Problem]:

@@ -134,6 +134,7 @@ class Problem:
         remedy: what can be done, as it is written.
         fix: what options do about it, if they can.
         advice: what is better than `fix`, or the only way out where that is empty.
+        lines: of the mapping, that are to blame.
     """
 
     kind: ProblemKind
@@ -144,6 +145,7 @@ class Problem:
     remedy: str = ""
     fix: Fix = Fix()
     advice: str = ""
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

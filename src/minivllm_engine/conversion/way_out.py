@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minivllm_engine.conversion.coverage import BY_A_LINE
 from minivllm_engine.conversion.fixes import Fix, joined
 from minivllm_engine.conversion.plan import Plan, Problem
 from minivllm_engine.conversion.planning import replanned
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.remedies import ANOTHER_SOURCE
 from minivllm_engine.errors import CheckpointError, ConversionError
-from minivllm_engine.printable import printable
+from minivllm_engine.printable import listed, printable
 
 # A fix may bring to light what another one mends; more than twice it is no way out.
 _ROUNDS = 4
@@ -37,9 +36,10 @@ def way_out(plan: Plan) -> WayOut:
     fix, rest = _tried(plan)
     if len(plan.problems) == 1 and not rest:
         return WayOut(fix, plan.problems[0].remedy)
-    needed = list(dict.fromkeys(problem.advice or problem.remedy for problem in rest))
-    mended = [problem for problem in plan.problems if problem.advice not in needed]
-    better = _better(mended) if fix.helps else []
+    left = {problem.name for problem in rest}
+    needed = _in_few(map(_without_options, rest))
+    mended = [problem.advice for problem in plan.problems if problem.name not in left]
+    better = [text for text in _in_few(mended) if text not in needed] if fix.helps else []
     command = [fix.text(plan.options)] if fix.helps else []
     parts = [*needed, "; or ".join([" and ".join(better), *command] if better else command)]
     return WayOut(fix, " · ".join(filter(None, parts)))
@@ -60,7 +60,9 @@ def not_covered(plan: Plan) -> ConversionError:
 
 def _tried(plan: Plan) -> tuple[Fix, tuple[Problem, ...]]:
     """A fix that leaves nothing that options could mend, and what it leaves."""
-    fix = joined(problem.fix for problem in plan.problems)
+    # What a line of the mapping has done may be all that is wrong.
+    blamed = [problem.fix for problem in plan.problems if problem.lines]
+    fix = joined(blamed or (problem.fix for problem in plan.problems))
     for _ in range(_ROUNDS):
         rest = _left_by(fix, plan)
         if rest is None:
@@ -89,23 +91,32 @@ def _left_by(fix: Fix, plan: Plan) -> tuple[Problem, ...] | None:
 
 def reason(plan: Plan) -> str:
     """Why a plan with problems is not carried out, beyond what its problems say."""
-    lines = dict.fromkeys(p.detail for p in plan.problems if p.detail.startswith(BY_A_LINE))
+    lines = dict.fromkeys(line for problem in plan.problems for line in problem.lines)
     if lines:
-        counts = {line: sum(p.count for p in plan.problems if p.detail == line) for line in lines}
-        told = [f"{line} ({count:,} tensors)" for line, count in counts.items()]
-        return "what the model needs is taken from it: " + "; ".join(told[:_MOST_LINES])
-    return (
-        f"each of the {len(plan.source.tensors):,} tensors of the source needs one place, and each that "
-        f"the model has needs one source; {plan.num_used:,} have both"
-    )
+        shown = listed(map(repr, lines), _MOST_LINES)
+        which = "this line" if len(lines) == 1 else f"these {len(lines):,} lines"
+        return f"--mapping takes from the model what it needs, by {which}: {shown}"
+    wrong = sum(p.count for p in plan.problems if p.kind == "wrong_shape")
+    missing = sum(p.count for p in plan.problems if p.kind == "missing")
+    parts = [f"{plan.num_used - wrong:,} of {len(plan.source.tensors):,} tensors in the source fit"]
+    if missing:
+        parts.append(f"the model that {plan.source.config_file} describes has {missing:,} more")
+    return f"{', and '.join(parts)}; a target is whole, and leaves nothing out that was not named"
 
 
-def _better(mended: Iterable[Problem]) -> list[str]:
-    """What is better than options, about problems that they could mend."""
-    advice = list(dict.fromkeys(problem.advice for problem in mended if problem.advice))
-    sources = [text for text in advice if text.startswith(ANOTHER_SOURCE)]
+def _without_options(problem: Problem) -> str:
+    """What can be done where no option has been found that works."""
+    if not problem.fix.helps or problem.advice:
+        return problem.advice or problem.remedy
+    return "--mapping FILE to say what the tensors are: a line for each that --dry-run lists"
+
+
+def _in_few(advice: Iterable[str]) -> list[str]:
+    """Each piece of advice once, and that about sources of what is missing in one."""
+    found = list(dict.fromkeys(filter(None, advice)))
+    sources = [text for text in found if text.startswith(ANOTHER_SOURCE)]
     if len(sources) > 1:
-        first = advice.index(sources[0])
-        advice = [text for text in advice if text not in sources]
-        advice.insert(first, f"{ANOTHER_SOURCE}what is missing")
-    return advice
+        first = found.index(sources[0])
+        found = [text for text in found if text not in sources]
+        found.insert(first, f"{ANOTHER_SOURCE}what is missing")
+    return found

@@ -9,7 +9,6 @@ import pytest
 
 from cli.program import REAL, Finished, Program
 from support.byte_tokenizer import write_byte_tokenizer
-from support.refusals import whole_refusals
 from support.tiny_checkpoint import OFFICIAL, nested, random_tensors, tiny_config, write_checkpoint
 
 Run = Callable[..., Finished]
@@ -17,9 +16,8 @@ _SLOW = [sys.executable, str(Path(__file__).with_name("slow_minivllm.py"))]
 
 
 @pytest.fixture(autouse=True)
-def refusals_are_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with whole_refusals(monkeypatch):
-        yield
+def _refusals(refusals_are_whole: None) -> None:
+    pass
 
 
 @pytest.fixture

@@ -133,6 +133,9 @@ SOURCES: dict[str, Tensors] = {
     "no head": without("lm_head"),
     "no head and misspelt": {n: t for n, t in renamed(*MISSPELT).items() if n != "lm_head.weight"},
     "half a norm": {**REFERENCE, "model.norm.weight": torch.zeros(32)},
+    "no name is known": {name.upper(): tensor for name, tensor in REFERENCE.items()},
+    "a mask, misspelt": without("model.norm")
+    | {"model.nrm.weight": torch.zeros(64, dtype=torch.bool)},
     "a bias": plus(**{"model.layers.3.self_attn.q_proj.bias": torch.zeros(256)}),
 }
 
@@ -143,7 +146,7 @@ def test_a_broken_source(case: str, here: Run, tmp_path: Path) -> None:
     code, hints = follow_to_the_end(here, src)
     assert len(hints) <= LONGEST_CHAIN, hints
     # Of a wrong shape no option knows better.
-    hopeless = case in ("a wrong shape and more", "half a norm")
+    hopeless = case in ("a wrong shape and more", "half a norm", "no name is known")
     assert (code == 0) != hopeless, hints
 
 
@@ -160,6 +163,17 @@ MAPPINGS: dict[str, dict[str, str | None]] = {
     "all layers onto one": {"layers.*.mlp.up_proj.weight": "layers.0.mlp.up_proj.weight"},
     "onto a name that there is": {"model.norm.weight": "layers.0.input_layernorm.weight"},
     "onto no name": {MLP + "up_proj.weight": MLP + "upper.weight"},
+    "drops all": {"**": None},
+    "all into a part that is left out": {"**": "visual.x"},
+    "layers onto another": {"layers.{0-1}.**": "layers.2.**"},
+    "a layer onto one of the other kind": {"layers.3.**": "layers.0.**"},
+    "the mixers as the other kind": {"layers.*.linear_attn.**": "layers.*.self_attn.**"},
+    "a layer too high": {"layers.3.**": "layers.7.**"},
+    "as a fused one": {
+        "layers.*.linear_attn.in_proj_qkv.weight": "layers.*.linear_attn.in_proj_qkvz.weight"
+    },
+    "onto another shape": {MLP + "up_proj.weight": MLP + "down_proj.weight"},
+    "numbers in another place": {"layers.*.mlp.*.weight": "mlp.*.layers.*"},
     "swaps": {
         MLP + "up_proj.weight": MLP + "gate_proj.weight",
         MLP + "gate_proj.weight": MLP + "gate_proj.weight",
@@ -224,8 +238,10 @@ def test_a_line_that_takes_what_the_model_needs_is_named(here: Run, tmp_path: Pa
     src = write_checkpoint(tmp_path / "src", CONFIG, REFERENCE)
     Path("map.yaml").write_text("layers.*.mlp.**: null\nextra: null\n")
     done = here(src, "dst", "--mapping", "map.yaml")
-    assert "why: what the model needs is taken from it: the line 'layers.*.mlp.**'" in done.err
-    assert "drops it (12 tensors)" in done.err
+    assert (
+        "--mapping takes from the model what it needs, by this line: 'layers.*.mlp.**'" in done.err
+    )
+    assert done.err.count("the line 'layers.*.mlp.**' of --mapping drops it") == 3
     hint = done.err_lines[-1]
     assert hint == "try: another --mapping FILE with the line extra: null"
 
