@@ -70,9 +70,7 @@ class Conflicts:
             if not names:
                 continue
             exact = pattern if len(names) == len(alike) else filled_pattern(pattern, names)
-            sure = exact == pattern and len(names) < len(alike)
-            for found in names if sure else [exact]:
-                lines[source_pattern(found)] = None
+            lines[source_pattern(exact)] = None
         return Fix(renames=tuple(lines.items()))
 
     def _worth(self, source: str) -> int:

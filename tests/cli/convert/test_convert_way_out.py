@@ -63,6 +63,27 @@ MISSPELT = (
     ("q_norm", "qnorm"),
     ("A_log", "Alog"),
 )
+ODD_NAMES = (
+    "it's [odd]",
+    "a.{9-1}.b",
+    "{}",
+    "x.{0-3}.y",
+    "*",
+    "**.**",
+    "a b",
+    "null",
+    "\x1b[2J\n",
+    "a..b",
+    ".",
+    "n" * 5000,
+    ".".join("abc" * 600),
+    "model.layers.0.[x].1.w",
+    "model.layers.1.[x].1.w",
+    "model.layers.1.[x].2.w",
+    "model.layers.\u202e.w",
+    "é.ü",
+    "- x: y",
+)
 SOURCES: dict[str, Tensors] = {
     "one misspelt": renamed(("up_proj", "up_prj")),
     "many misspelt": renamed(*MISSPELT),
@@ -84,35 +105,14 @@ SOURCES: dict[str, Tensors] = {
         ("2.mlp.up_proj", "2.mlp.u_proj"),
     ),
     "near a name of another shape": renamed(("k_norm.weight", "k_norm.wight"))
-    | {"model.layers.3.self_attn.k_nrm.weight": torch.zeros(7)},
+    | {"model.layers.3.self_attn.k_norm.weigh": torch.zeros(7)},
     "many absent": without("mlp", "layernorm", "self_attn", "conv1d"),
     "few left": {"model.norm.weight": REFERENCE["model.norm.weight"]},
     "many extra": REFERENCE | {f"extra{i}.weight": torch.zeros(1) for i in range(80)},
-    "odd names": REFERENCE
-    | {
-        name: torch.zeros(1)
-        for name in (
-            "it's [odd]",
-            "a.{9-1}.b",
-            "{}",
-            "x.{0-3}.y",
-            "*",
-            "**.**",
-            "a b",
-            "null",
-            "\x1b[2J\n",
-            "a..b",
-            ".",
-            "n" * 5000,
-            ".".join("abc" * 600),
-            "model.layers.0.[x].1.w",
-            "model.layers.1.[x].1.w",
-            "model.layers.1.[x].2.w",
-            "model.layers.\u202e.w",
-            "é.ü",
-            "- x: y",
-        )
-    },
+    "odd names": REFERENCE | {name: torch.zeros(1) for name in ODD_NAMES},
+    "nearly a name, with a brace": renamed(("model.norm.weight", "model.no{rm.weight")),
+    "twice under a long name": REFERENCE
+    | {"module." * 1000 + "model.norm.weight": torch.zeros(64)},
     "all twice": REFERENCE | TWICE,
     "some twice": REFERENCE | {n: t for n, t in TWICE.items() if ".1." in n or "norm" in n},
     "three times": REFERENCE
@@ -140,6 +140,18 @@ SOURCES: dict[str, Tensors] = {
 }
 
 
+# Sources that do lack something; for all others a whole target can be had.
+LACKING = {
+    "misspelt and absent",
+    "many absent",
+    "few left",
+    "no head",
+    "no head and misspelt",
+    "nearly a name, with a brace",  # no pattern can name it
+    "a mask, misspelt",
+}
+
+
 @pytest.mark.parametrize("case", SOURCES)
 def test_a_broken_source(case: str, here: Run, tmp_path: Path) -> None:
     src = write_checkpoint(tmp_path / "src", CONFIG, SOURCES[case])
@@ -148,6 +160,20 @@ def test_a_broken_source(case: str, here: Run, tmp_path: Path) -> None:
     # Of a wrong shape no option knows better.
     hopeless = case in ("a wrong shape and more", "half a norm", "no name is known")
     assert (code == 0) != hopeless, hints
+    if case not in LACKING:
+        assert not any("--allow-missing" in hint for hint in hints), hints
+    # What nobody would copy is not printed, and one glob for all only where there are many.
+    assert max(map(len, hints)) < 5000 and (case != "many extra" or len(hints[0]) < 100)
+    assert case != "a mask, misspelt" or "'*'" not in hints[0]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_odd_name_is_left_out_by_itself(name: str, here: Run, tmp_path: Path) -> None:
+    src = write_checkpoint(tmp_path / "src", CONFIG, REFERENCE | {name: torch.zeros(1)})
+    code, hints = follow_to_the_end(here, src)
+    assert code == 0 and len(hints) == 1
+    glob = hints[0].partition("--allow-unmatched ")[2]
+    assert len(glob) < 200 and (glob != "'*'" or name == "*")
 
 
 MLP = "layers.*.mlp."
@@ -183,6 +209,7 @@ MAPPINGS: dict[str, dict[str, str | None]] = {
         MLP + "down_proj.weight": None,
         "layers.*.w3": MLP + "up_proj.weight",
     },
+    "drops, where others are misspelt": {"layers.*.mlp.down_proj.weight": None},
     "good for one, bad for others": {"**.weight": "norm.weight"},
 }
 
@@ -194,6 +221,8 @@ def test_a_broken_mapping(case: str, here: Run, tmp_path: Path) -> None:
         tensors = renamed(("mlp.up_proj.weight", "w3")) | {"extra.7": torch.zeros(1)}
     if case == "good for one, bad for others":
         tensors = renamed(("model.norm.weight", "model.last.weight"))
+    if case == "drops, where others are misspelt":
+        tensors = renamed(("mlp.up_proj", "mlp.up_prj")) | {"extra": torch.zeros(1)}
     src = write_checkpoint(tmp_path / "src", CONFIG, tensors)
     Path("own.yaml").write_text(json.dumps(MAPPINGS[case]))
     code, hints = follow_to_the_end(here, src, "--mapping", "own.yaml")
@@ -282,6 +311,8 @@ def test_values_that_do_not_fit(dtype: str, value: float, here: Run, tmp_path: P
     src = write_checkpoint(tmp_path / "src", CONFIG, tensors)
     code, hints = follow_to_the_end(here, src, "--dtype", dtype)
     assert len(hints) <= LONGEST_CHAIN and (code == 0) == (value < 3.403e38), hints
+    # It would be infinite there.
+    assert value < 3.39e38 or not any("--dtype bf16" in hint for hint in hints)
 
 
 def test_two_containers(here: Run, tmp_path: Path) -> None:
