@@ -9,7 +9,7 @@ from minivllm_engine.checkpoint_names import HEAD, bare_name
 from minivllm_engine.checkpoint_rules import TensorRule
 from minivllm_engine.conversion import remedies
 from minivllm_engine.conversion.conflicts import Conflicts, Run, gaps_of
-from minivllm_engine.conversion.fixes import Fix, joined, source_pattern
+from minivllm_engine.conversion.fixes import Fix, joined
 from minivllm_engine.conversion.guesses import KNOWN_NAMES, Blame, Guesses
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.naming import NamedTensor
@@ -122,11 +122,11 @@ class Coverage:
         leave_out = remedies.left_out(problem)
         if why:
             return remedies.with_advice(problem, remedies.OTHER_CONFIG, leave_out, self._options)
-        known = self._guesses.name_for(pattern)
-        if known is None:
+        guessed = self._guesses.line_of(pattern)
+        if guessed is None:
             text = f"--mapping FILE to say what it is; or leave it out: {leave_out.text(self._options)}"
             return replace(problem, fix=leave_out, remedy=text)
-        line = Fix(renames=((source_pattern(pattern), known),))
+        line = Fix(renames=(guessed,))
         text = f"{line.text(self._options)}; or leave it out: {leave_out.text(self._options)}"
         return replace(problem, fix=line, remedy=text)
 
@@ -200,7 +200,7 @@ class Coverage:
         found = dict.fromkeys(filter(None, map(self._guesses.line_for, names)))
         if not found:
             return None
-        fix = Fix(renames=tuple((source_pattern(pattern), known) for pattern, known in found))
+        fix = Fix(renames=tuple(found))
         return replace(problem, fix=fix, remedy=fix.text(self._options))
 
 

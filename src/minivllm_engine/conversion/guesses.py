@@ -1,5 +1,6 @@
 """What tensors of a source should have been called: guessed from names, shapes and what is missing."""
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,9 @@ KNOWN_NAMES = {
 }
 # Patterns of names for which nearest ones are looked for: a source of noise is not worth more time.
 _MOST_PATTERNS = 200
+# Patterns of names that tell a prefix from a slip of the pen.
+_LEAST_WITH_PREFIX = 3
+_IN_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 
 
 class Guesses:
@@ -37,19 +41,21 @@ class Guesses:
         layouts: Layouts,
     ) -> None:
         self._wanting, self._layouts = set(wanting), layouts
-        self._lines: dict[str, str] = {}
+        self._lines: dict[str, tuple[str, str]] = {}
         self._by_target: dict[str, str] = {}
+        for prefix in dict.fromkeys(pattern.partition(".")[0] for pattern in groups):
+            self._take_prefix(prefix, groups)
         for _, pattern, known in sorted(self._candidates(groups)):
             self._take(pattern, known, groups[pattern])
 
-    def name_for(self, pattern: str) -> str | None:
-        """What tensors of this pattern seem to be: a known name with `*` for the layer."""
+    def line_of(self, pattern: str) -> tuple[str, str] | None:
+        """The line for tensors of this pattern of stored names."""
         return self._lines.get(pattern)
 
     def line_for(self, target: str) -> tuple[str, str] | None:
-        """(pattern of stored names, known name) of what `target` could be made from."""
+        """The line for what `target` could be made from."""
         pattern = self._by_target.get(target)
-        return None if pattern is None else (pattern, self._lines[pattern])
+        return None if pattern is None else self._lines[pattern]
 
     def _candidates(
         self, groups: Mapping[str, Sequence[NamedTensor]]
@@ -62,6 +68,30 @@ class Guesses:
                 for known, distance in nearest(pattern_of(name), list(KNOWN_NAMES)):
                     yield distance, pattern, known
 
+    def _take_prefix(self, prefix: str, groups: Mapping[str, Sequence[NamedTensor]]) -> None:
+        """Names that are known but for a first segment, which some trainer has put before them."""
+        start = source_pattern(prefix)
+        below = [pattern for pattern in groups if pattern.startswith(f"{prefix}.")]
+        if len(below) < _LEAST_WITH_PREFIX or start != prefix or "*" in prefix:
+            return
+        found: dict[str, list[str]] = {}
+        taken: set[str] = set()
+        for pattern in below:
+            for tensor in groups[pattern]:
+                name = bare_name(tensor.entry.name.removeprefix(f"{prefix}."))
+                rule = find_rule(replace(tensor, bare=name, dropped=None), self._layouts.styles)
+                given = self._targets(rule, tensor) if rule else []
+                if not set(given) <= self._wanting - taken:
+                    return
+                taken |= set(given)
+                found.setdefault(pattern, []).extend(given)
+        known = {pattern: given for pattern, given in found.items() if given}
+        if len(known) < _LEAST_WITH_PREFIX:
+            return
+        for pattern, given in known.items():
+            self._lines[pattern] = f"{prefix}.**", "**"
+            self._by_target |= dict.fromkeys(given, pattern)
+
     def _take(self, pattern: str, known: str, tensors: Sequence[NamedTensor]) -> None:
         if pattern in self._lines or placeholders(known) > placeholders(source_pattern(pattern)):
             return
@@ -71,14 +101,15 @@ class Guesses:
             if not given or not set(given) <= self._wanting - set(self._by_target) - set(targets):
                 return
             targets += given
-        self._lines[pattern] = known
+        self._lines[pattern] = source_pattern(pattern), known
         self._by_target |= dict.fromkeys(targets, pattern)
 
     def _targets(self, rule: TensorRule, tensor: NamedTensor) -> list[str]:
         """What `tensor` would become under `rule`, if it has the shape and type for it."""
         layer = tensor.bare.layer
         if layer is None:
-            layer = bare_name(tensor.entry.name).layer
+            found = _IN_LAYER.search(tensor.entry.name)
+            layer = int(found[1]) if found else None
         if rule.in_layer != (layer is not None):
             return []
         shape = self._layouts.source_shape(rule, layer)

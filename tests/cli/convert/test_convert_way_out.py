@@ -87,6 +87,9 @@ ODD_NAMES = (
 SOURCES: dict[str, Tensors] = {
     "one misspelt": renamed(("up_proj", "up_prj")),
     "many misspelt": renamed(*MISSPELT),
+    "below a name of its own": {f"student.{name}": t for name, t in REFERENCE.items()},
+    "below a name of its own, with others": {f"policy.{name}": t for name, t in REFERENCE.items()}
+    | {"policy.value_head.weight": torch.zeros(1, 64), "policy.x": torch.zeros(1)},
     "misspelt and absent": {
         name: t
         for name, t in renamed(*MISSPELT).items()
