@@ -10,6 +10,9 @@ from minivllm_engine.conversion.problems import filled_pattern, pattern_of
 
 Run = tuple[int, int]
 
+# Patterns of names that one line for their first segment is shorter than.
+_LEAST_IN_ONE = 3
+
 
 def gaps_of(pieces: Iterable[Piece], rows: int) -> tuple[list[Run], list[str]]:
     """Rows of a target that no piece gives, and all sources of rows that two give, in their order."""
@@ -60,6 +63,7 @@ class Conflicts:
         for source in sorted(sources, key=lambda name: (self._worth(name), -position[name])):
             if self._is_spare(source):
                 self._left_out.add(source)
+        self._prefixes = self._left_out_whole()
 
     def fix(self, sources: Iterable[str]) -> Fix:
         """Lines that drop those of `sources` that can be left out, and nothing else."""
@@ -69,9 +73,31 @@ class Conflicts:
             names = [name for name in alike if name in self._left_out]
             if not names:
                 continue
+            prefix = names[0].partition(".")[0]
+            if prefix in self._prefixes:
+                lines[f"{prefix}.**"] = None
+                continue
             exact = pattern if len(names) == len(alike) else filled_pattern(pattern, names)
             lines[source_pattern(exact)] = None
         return Fix(renames=tuple(lines.items()))
+
+    def _left_out_whole(self) -> set[str]:
+        """First segments of names below which nothing is kept: one line drops them all."""
+        patterns: defaultdict[str, set[str]] = defaultdict(set)
+        kept: set[str] = set()
+        for name, tensor in self._tensors.items():
+            prefix, dot, _ = name.partition(".")
+            if name in self._left_out and dot:
+                patterns[prefix].add(pattern_of(name))
+            elif tensor.dropped is None:
+                kept.add(prefix)
+        return {
+            prefix
+            for prefix, found in patterns.items()
+            if len(found) >= _LEAST_IN_ONE
+            and prefix not in kept
+            and source_pattern(prefix) == prefix
+        }
 
     def _worth(self, source: str) -> int:
         """Least for what is left out first: what a mapping renamed, then what has another name."""

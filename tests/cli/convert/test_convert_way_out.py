@@ -56,6 +56,7 @@ def plus(**more: torch.Tensor) -> Tensors:
     return REFERENCE | more
 
 
+NORM = torch.zeros(64)
 TWICE = {f"module.{name}": tensor + 1 for name, tensor in REFERENCE.items()}
 MISSPELT = (
     ("up_proj", "up_prj"),
@@ -264,6 +265,15 @@ def test_every_source_of_a_target_is_named(here: Run, tmp_path: Path) -> None:
         assert f" {prefix}model.norm.weight" in norm.partition("given by")[2]
     # One line for all layers, each with all sources.
     assert len(lines) < 30 and f"error: {len(REFERENCE)} with two sources" in done.err
+
+
+def test_a_second_copy_is_dropped_by_one_line(here: Run, tmp_path: Path) -> None:
+    src = write_checkpoint(
+        tmp_path / "src", CONFIG, SOURCES["all twice"] | {"module.visual.x": NORM}
+    )
+    assert here(src, "dst").err_lines[-1] == "try: --mapping FILE with the line module.**: null"
+    src = write_checkpoint(tmp_path / "src", CONFIG, SOURCES["all twice"] | {"module.x": NORM})
+    assert "module.**" not in here(src, "dst").err_lines[-1]
 
 
 def test_a_line_that_takes_what_the_model_needs_is_named(here: Run, tmp_path: Path) -> None:
