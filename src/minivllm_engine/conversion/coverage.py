@@ -10,7 +10,7 @@ from minivllm_engine.checkpoint_rules import TensorRule
 from minivllm_engine.conversion import remedies
 from minivllm_engine.conversion.conflicts import Conflicts, Run, gaps_of
 from minivllm_engine.conversion.fixes import Fix, joined
-from minivllm_engine.conversion.guesses import KNOWN_NAMES, Blame, Guesses
+from minivllm_engine.conversion.guesses import KNOWN_NAMES, MOST_PATTERNS, Blame, Guesses
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
@@ -64,7 +64,8 @@ class Coverage:
                 groups[pattern_of(tensor.entry.name)].append(tensor)
         self._guesses = Guesses(groups, self._holes, layouts)
         self._strays = [
-            pattern_of(bare_name(group[0].entry.name).canonical) for group in groups.values()
+            pattern_of(bare_name(group[0].entry.name).canonical)
+            for group in list(groups.values())[:MOST_PATTERNS]
         ]
 
     def unmatched(self) -> list[Problem]:

@@ -96,7 +96,9 @@ def joined(fixes: Iterable[Fix]) -> Fix:
         unmatched |= dict.fromkeys(fix.allow_unmatched)
         missing |= dict.fromkeys(fix.allow_missing)
         layout = layout or fix.qkvz_layout
-    return Fix(tuple(renames.items()), tuple(without), _few(unmatched), _few(missing), layout)
+    # Lines for all that begins alike come after those for some of it: the first that fits counts.
+    lines = sorted(renames.items(), key=lambda line: (line[0].endswith(".**"), -line[0].count(".")))
+    return Fix(tuple(lines), tuple(without), _few(unmatched), _few(missing), layout)
 
 
 def glob_of(name: str, count: int = 1) -> str:

@@ -1,7 +1,6 @@
 """What tensors of a source should have been called: guessed from names, shapes and what is missing."""
 
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,10 +19,9 @@ KNOWN_NAMES = {
     for rule in (*FOREIGN, *CANONICAL)
 }
 # Patterns of names for which nearest ones are looked for: a source of noise is not worth more time.
-_MOST_PATTERNS = 200
+MOST_PATTERNS, _MOST_PREFIXES = 200, 50
 # Patterns of names that tell a prefix from a slip of the pen.
-_LEAST_WITH_PREFIX = 3
-_IN_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
+_LEAST_WITH_PREFIX = 2
 
 
 class Guesses:
@@ -43,8 +41,9 @@ class Guesses:
         self._wanting, self._layouts = set(wanting), layouts
         self._lines: dict[str, tuple[str, str]] = {}
         self._by_target: dict[str, str] = {}
-        for prefix in dict.fromkeys(pattern.partition(".")[0] for pattern in groups):
-            self._take_prefix(prefix, groups)
+        for (prefix, target), count in Counter(_prefixes(groups)).most_common(_MOST_PREFIXES):
+            if count >= _LEAST_WITH_PREFIX:
+                self._take_prefix(prefix, target, groups)
         for _, pattern, known in sorted(self._candidates(groups)):
             self._take(pattern, known, groups[pattern])
 
@@ -62,34 +61,40 @@ class Guesses:
     ) -> Iterable[tuple[int, str, str]]:
         if not self._wanting:
             return
-        for pattern in list(groups)[:_MOST_PATTERNS]:
+        for pattern in list(groups)[:MOST_PATTERNS]:
             tensor = groups[pattern][0]
             for name in dict.fromkeys((str(tensor.bare), str(bare_name(tensor.entry.name)))):
                 for known, distance in nearest(pattern_of(name), list(KNOWN_NAMES)):
                     yield distance, pattern, known
 
-    def _take_prefix(self, prefix: str, groups: Mapping[str, Sequence[NamedTensor]]) -> None:
-        """Names that are known but for a first segment, which some trainer has put before them."""
-        start = source_pattern(prefix)
+    def _take_prefix(
+        self, prefix: str, target: str, groups: Mapping[str, Sequence[NamedTensor]]
+    ) -> None:
+        """Names that are known but for their beginning, which some trainer has called otherwise.
+
+        Args:
+            target: what stands for names below `prefix`: "**", or "layers.**" for what follows a number.
+        """
         below = [pattern for pattern in groups if pattern.startswith(f"{prefix}.")]
-        if len(below) < _LEAST_WITH_PREFIX or start != prefix or "*" in prefix:
+        if len(below) < _LEAST_WITH_PREFIX or source_pattern(prefix) != prefix or "*" in prefix:
             return
-        found: dict[str, list[str]] = {}
+        found: defaultdict[str, list[str]] = defaultdict(list)
         taken: set[str] = set()
         for pattern in below:
             for tensor in groups[pattern]:
-                name = bare_name(tensor.entry.name.removeprefix(f"{prefix}."))
+                rest = tensor.entry.name.removeprefix(f"{prefix}.")
+                name = bare_name(target.replace("**", rest))
                 rule = find_rule(replace(tensor, bare=name, dropped=None), self._layouts.styles)
-                given = self._targets(rule, tensor) if rule else []
-                if not set(given) <= self._wanting - taken:
+                given = self._targets(rule, tensor, name.layer) if rule else []
+                if not set(given) <= self._wanting - taken - set(self._by_target):
                     return
                 taken |= set(given)
-                found.setdefault(pattern, []).extend(given)
+                found[pattern] += given
         known = {pattern: given for pattern, given in found.items() if given}
         if len(known) < _LEAST_WITH_PREFIX:
             return
         for pattern, given in known.items():
-            self._lines[pattern] = f"{prefix}.**", "**"
+            self._lines[pattern] = f"{prefix}.**", target
             self._by_target |= dict.fromkeys(given, pattern)
 
     def _take(self, pattern: str, known: str, tensors: Sequence[NamedTensor]) -> None:
@@ -97,19 +102,18 @@ class Guesses:
             return
         targets: list[str] = []
         for tensor in tensors:
-            given = self._targets(KNOWN_NAMES[known], tensor)
+            layer = tensor.bare.layer
+            if layer is None:
+                layer = bare_name(tensor.entry.name).layer
+            given = self._targets(KNOWN_NAMES[known], tensor, layer)
             if not given or not set(given) <= self._wanting - set(self._by_target) - set(targets):
                 return
             targets += given
         self._lines[pattern] = source_pattern(pattern), known
         self._by_target |= dict.fromkeys(targets, pattern)
 
-    def _targets(self, rule: TensorRule, tensor: NamedTensor) -> list[str]:
+    def _targets(self, rule: TensorRule, tensor: NamedTensor, layer: int | None) -> list[str]:
         """What `tensor` would become under `rule`, if it has the shape and type for it."""
-        layer = tensor.bare.layer
-        if layer is None:
-            found = _IN_LAYER.search(tensor.entry.name)
-            layer = int(found[1]) if found else None
         if rule.in_layer != (layer is not None):
             return []
         shape = self._layouts.source_shape(rule, layer)
@@ -117,6 +121,15 @@ class Guesses:
             return []
         names = (self._layouts.target_name(block, layer) for block in rule.blocks)
         return list(dict.fromkeys(names))
+
+
+def _prefixes(groups: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """What names may begin with in the place of "model" or "layers", and what it stands for."""
+    for pattern in groups:
+        yield pattern.partition(".")[0], "**"
+        before, number, _ = pattern.partition(".*.")
+        if number:
+            yield before, "layers.**"
 
 
 class Blame:

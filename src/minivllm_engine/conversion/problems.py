@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from minivllm_engine.conversion.plan import PROBLEM_WORDS, Problem, ProblemKind
 
+# Problems of one kind for which near names are looked for: a source of noise is not worth the time.
+_MOST_WITH_NEAREST = 200
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -32,12 +34,12 @@ def grouped(
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name, detail in named:
         groups[pattern_of(name), detail].append(name)
-    return [
-        finish(
-            Problem(kind, filled_pattern(pattern, names), len(names), detail, near(names)), names
-        )
-        for (pattern, detail), names in groups.items()
-    ]
+    problems: list[Problem] = []
+    for (pattern, detail), names in groups.items():
+        close = near(names) if len(problems) < _MOST_WITH_NEAREST else ()
+        problem = Problem(kind, filled_pattern(pattern, names), len(names), detail, close)
+        problems.append(finish(problem, names))
+    return problems
 
 
 def nearest(pattern: str, others: Sequence[str]) -> tuple[tuple[str, int], ...]:

@@ -91,6 +91,8 @@ SOURCES: dict[str, Tensors] = {
     "below a name of its own": {f"student.{name}": t for name, t in REFERENCE.items()},
     "below a name of its own, with others": {f"policy.{name}": t for name, t in REFERENCE.items()}
     | {"policy.value_head.weight": torch.zeros(1, 64), "policy.x": torch.zeros(1)},
+    "layers under another word": renamed(("model.layers", "model.blocks")),
+    "layers and more under other words": renamed(("layers", "h"), ("model.", "net.")),
     "misspelt and absent": {
         name: t
         for name, t in renamed(*MISSPELT).items()
