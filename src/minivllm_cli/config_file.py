@@ -40,15 +40,30 @@ class Place:
     name: str
     lines: tuple[str, ...] = ()
 
-    def problem(self, mark: yaml.Mark | None, what: str, hint: str | None = None) -> Problem:
-        """`what`, located: file:line:col with the source line and a caret, or the argument's text."""
+    def problem(
+        self,
+        mark: yaml.Mark | None,
+        what: str,
+        hint: str | None = None,
+        *,
+        why: str | None = None,
+        after: int = 0,
+    ) -> Problem:
+        """`what`, located: file:line:col with the source line and a caret, or the argument's text.
+
+        Args:
+            after: the place is so many characters after `mark`, on its line.
+        """
         if mark is None or not self.lines:
-            return Problem(f"{self.name}: {what}", hint=hint)
+            return Problem(f"{self.name}: {what}", why=why, hint=hint)
         line = self.lines[mark.line] if mark.line < len(self.lines) else ""
+        column = mark.column + after
         # A tab keeps the caret under its column; other characters become one blank each.
-        blanks = "".join(char if char == "\t" else " " for char in line[: mark.column])
-        where = f"{self.name}:{mark.line + 1}:{mark.column + 1}"
-        return Problem(f"{where}: {what}", excerpt=(f"  {line}", f"  {blanks}^"), hint=hint)
+        blanks = "".join(char if char == "\t" else " " for char in line[:column])
+        where = f"{self.name}:{mark.line + 1}:{column + 1}"
+        return Problem(
+            f"{where}: {what}", excerpt=(f"  {line}", f"  {blanks}^"), why=why, hint=hint
+        )
 
     def source(self, mark: yaml.Mark) -> str:
         """What `--sources` says of a key at `mark`."""
@@ -80,13 +95,18 @@ def read_text(path: Path, kind: str, *, hint: str) -> tuple[str, Place]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise CliError(f"cannot read {kind} {path}: {error.strerror or error}", hint=hint) from None
+        raise CliError(
+            f"cannot read {kind} {path}: {error.strerror or error}",
+            why=f"looked for at {path.absolute()}",
+            hint=hint,
+        ) from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise CliError(
             f"{path}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x})",
+            why=f"it is number {error.start + 1:,} of {len(raw):,}, and starts no character there",
             hint="save the file as UTF-8",
         ) from None
     # As YAML counts lines: PyYAML also breaks at U+0085, U+2028 and U+2029.
@@ -105,10 +125,23 @@ def compose(text: str, place: Place) -> yaml.Node | None:
         what = error.problem or error.context or "not YAML"
         if "but found another document" in what:
             what = "a config is one document; this is the start of another"
-        raise CliError(place.problem(error.problem_mark or error.context_mark, what)) from None
+        raise CliError(
+            place.problem(
+                error.problem_mark or error.context_mark,
+                what,
+                "correct this line; a text with signs of YAML stands in quotes",
+                why=" ".join(
+                    str(error.context or "the lines above are YAML, this is none").split()
+                ),
+            )
+        ) from None
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split()) or "nested too deeply"
-        raise CliError(f"{place.name}: not YAML: {reason}") from None
+        raise CliError(
+            f"{place.name}: not YAML: {reason}",
+            why=f"none of its {len(place.lines):,} lines is taken then",
+            hint="save it as plain text, with lines of KEY: VALUE",
+        ) from None
     return node
 
 

@@ -13,6 +13,9 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.printable import printable
 from minivllm_engine.safetensors_header import TensorEntry
 
+# Types that are computed in, and have more room than fp16.
+_WIDE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 def load_weights(
     model: MiniQwenForCausalLM,
@@ -57,20 +60,29 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
+def _count_not_finite(tensor: torch.Tensor) -> int:
+    return int((~tensor.isfinite()).sum())
+
+
 def _not_finite(entry: TensorEntry, stored: torch.Tensor, dtype: torch.dtype) -> CheckpointError:
     name = f"{entry.file}: {printable(entry.name)}"
     if not _is_finite(stored):
         return CheckpointError(
             f"{name} holds values that are not finite",
+            why=f"{_count_not_finite(stored):,} of {stored.numel():,} are NaN or infinite",
             hint="Use a checkpoint whose training had not failed, or copy the file again.",
         )
-    wide = dtype == torch.float32
-    word = str(dtype).removeprefix("torch.")
+    word, largest = str(dtype).removeprefix("torch."), float(stored.double().abs().max())
+    roomy = [short for short, wide in _WIDE.items() if wide != dtype and _holds(wide, largest)]
     return CheckpointError(
         f"{name} holds values that are not finite as {word}",
-        why=f"up to {float(stored.abs().max()):.3g} as {entry.dtype}, {torch.finfo(dtype).max:.3g} is "
-        f"the most that {word} holds",
-        hint="Use a checkpoint whose training had not failed: nothing wider than fp32 is computed in."
-        if wide
-        else "--dtype fp32",
+        why=f"up to {largest:.3g} as {entry.dtype}, {torch.finfo(dtype).max:.3g} is the most that {word} "
+        "holds",
+        hint=" or ".join(f"--dtype {short}" for short in roomy)
+        or f"Clamp this tensor, or scale it down where it was made: no dtype has room for {largest:.3g}, and "
+        "nothing wider than fp32 is computed in.",
     )
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    return bool(torch.tensor(value, dtype=torch.float64).to(dtype).isfinite())

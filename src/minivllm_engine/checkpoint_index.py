@@ -1,6 +1,7 @@
 """What a model directory holds, known from its headers alone: no tensor is read and no torch loaded."""
 
 import logging
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,26 +44,33 @@ def resolve_model(model: str | Path) -> Path:
     except OSError as error:
         raise CheckpointError(
             f"model directory {path} cannot be read",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
     if not path.exists():
         raise CheckpointError(
             f"model directory {path} does not exist",
+            why="nothing of that name is on this machine",
             hint='Nothing is downloaded: give the path of a directory on this machine, or "demo".',
         )
     if not path.is_dir():
         raise CheckpointError(
-            f"{path} is a file, not a model directory", hint="Give the directory that holds it."
+            f"{path} is a file, not a model directory",
+            why="config.json and tokenizer.json are needed beside the weights",
+            hint=f"Give the directory that holds it: {shlex.quote(str(path.parent))}",
         )
     if is_empty:
-        raise CheckpointError(f"model directory {path} is empty", hint=_NEEDED)
+        raise CheckpointError(
+            f"model directory {path} is empty", why="it holds no file at all", hint=_NEEDED
+        )
     if not (path / "config.json").is_file():
         found = Counter(file.suffix or file.name for file in path.iterdir())
         counts = ", ".join(f"{count} *{kind}" for kind, count in found.most_common(4))
         hint = f"{conversion_command(path)} --model-config FILE" if _pickles(path) else _NEEDED
         raise CheckpointError(
-            f"model directory {path} has no config.json (found: {counts})", hint=hint
+            f"model directory {path} has no config.json (found: {counts})",
+            why="nothing else says which shape the model has",
+            hint=hint,
         )
     _weight_files(path)
     return path
@@ -177,6 +185,7 @@ def _weight_files(path: Path) -> list[Path]:
         )
     raise CheckpointError(
         f"model directory {path} has no *.safetensors",
+        why="a model is loaded from safetensors alone, and there is no other file of weights either",
         hint="The weights have to lie beside config.json.",
     )
 
@@ -207,9 +216,10 @@ def _check_layout(entry: TensorEntry) -> None:
 def _check_types(entries: dict[str, TensorEntry]) -> None:
     wrong = [entry for entry in entries.values() if entry.dtype not in FLOAT_TYPES]
     if wrong:
+        tensors = f"{len(wrong):,} tensor{'' if len(wrong) == 1 else 's'}"
         types = listed(sorted({entry.dtype for entry in wrong}))
         raise CheckpointError(
-            f"{wrong[0].file} holds {len(wrong)} tensors of type {types}",
+            f"{wrong[0].file} holds {tensors} of type {types}",
             why=f"such as {printable(wrong[0].name)}; only {', '.join(FLOAT_TYPES)} can be read",
             hint="Use the checkpoint that was not quantised.",
         )

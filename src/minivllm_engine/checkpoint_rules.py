@@ -62,7 +62,7 @@ REFUSED = (
     ),
     Refusal(
         r"lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector",
-        "this is a LoRA adapter: merge it into its base model first",
+        "this is a LoRA adapter: it holds changes to a base model that lies elsewhere",
         "Merge with PEFT: model.merge_and_unload().save_pretrained(DIR).",
     ),
     Refusal(
@@ -87,12 +87,12 @@ REFUSED = (
     ),
     Refusal(
         r"blk\.\d+|ssm_[^.]*",
-        "GGUF names: use the Hugging Face checkpoint that the file was made from",
+        "GGUF names: its weights are usually quantised, and rows of q and k are permuted",
         "Use the Hugging Face checkpoint that it was made from.",
     ),
     Refusal(
         r"linear_qgkv|self_attention",
-        "Megatron names: export the model to Hugging Face first",
+        "Megatron names: rows of several projections are interleaved in one tensor",
         "Export the model to Hugging Face first.",
     ),
 )

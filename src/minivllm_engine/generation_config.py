@@ -34,7 +34,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
     except (ValueError, RecursionError) as error:

@@ -113,7 +113,7 @@ class ModelConfig:
         except OSError as error:
             raise CheckpointError(
                 f"{file} cannot be read",
-                why=error.strerror,
+                why=error.strerror or str(error),
                 hint="A model directory needs a config.json.",
             ) from None
         except (ValueError, RecursionError) as error:

@@ -60,7 +60,7 @@ def read_header(file: Path) -> list[TensorEntry]:
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be read",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
     try:

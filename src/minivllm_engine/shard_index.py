@@ -45,9 +45,10 @@ def read_shard_index(file: Path) -> ShardIndex:
         total_size = (content.get("metadata") or {}).get("total_size")
         if not names:
             raise ValueError("no tensor")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is not an index of safetensors",
+            why=_what_is_wrong(error),
             hint='It needs an object "weight_map" that names a file for each tensor.',
         ) from None
     if leaving:
@@ -56,7 +57,7 @@ def read_shard_index(file: Path) -> ShardIndex:
             why=printable(leaving[0]),
             hint="Only files inside the model directory are read.",
         )
-    absent = [shard.name for shard in shards if not _is_file(shard)]
+    absent = [name or "one without a name" for name in names if not _is_file(file.parent / name)]
     if absent:
         raise CheckpointError(
             f"{file.parent} lacks {len(absent)} of {len(shards)} shards that its index names",
@@ -67,6 +68,16 @@ def read_shard_index(file: Path) -> ShardIndex:
     if isinstance(total_size, float) and total_size.is_integer():
         size = int(total_size)
     return ShardIndex(file, tuple(shards), weight_map, size)
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    if isinstance(error, ValueError):
+        return printable(error)  # no JSON, not UTF-8, or empty
+    if isinstance(error, RecursionError):
+        return "its JSON is nested too deeply"
+    return "weight_map is not there" if isinstance(error, KeyError) else "it is built otherwise"
 
 
 def _is_file(path: Path) -> bool:

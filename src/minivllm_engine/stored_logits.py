@@ -129,6 +129,7 @@ def _read(file: Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, str]
     if wrong:
         raise ConfigError(
             f"{file} holds {wrong} logits that are not finite",
+            why=f"of {values.numel():,}; nothing could be compared with them",
             hint="Store the logits of a forward pass that succeeded.",
         )
     return prompt, values, logits.dtype

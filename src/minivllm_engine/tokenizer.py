@@ -18,6 +18,8 @@ from minivllm_engine.generation_config import read_json_object
 
 Message = Mapping[str, Any]
 
+_COPY_AGAIN = "copy the file again from where the model came from"
+
 
 class Tokenizer:
     """A byte-level BPE tokenizer with its chat template.
@@ -49,19 +51,23 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(
                 f"{model_path} has no tokenizer.json",
+                why="text cannot become token ids without it",
                 hint="copy tokenizer.json, tokenizer_config.json, chat_template.jinja and "
                 "generation_config.json of the model into it",
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # `tokenizers` raises plain Exception
-            raise CheckpointError(f"{path} cannot be read", why=str(error)) from None
+            raise CheckpointError(
+                f"{path} cannot be read", why=str(error), hint=_COPY_AGAIN
+            ) from None
         decoder = json.loads(backend.to_str()).get("decoder") or {}
         kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
         if "ByteLevel" not in kinds:
             raise CheckpointError(
                 f"{path}: only byte-level tokenizers are supported",
                 why=f"its decoder is {decoder.get('type')!r}",
+                hint="use the tokenizer.json of a model of the Qwen3.5 family",
             )
         # A limit or padding stored by a trainer would cut or fill prompts without a word.
         backend.no_truncation()
@@ -229,6 +235,7 @@ def _check_template(template: str, model_path: Path) -> None:
     if not template.strip():
         raise CheckpointError(
             f"the chat template of {model_path} is empty",
+            why="every prompt would become an empty one",
             hint="remove chat_template.jinja, or copy it again from where the model came from",
         )
     try:
@@ -258,7 +265,9 @@ def _read_chat_template(model_path: Path, settings: Mapping[str, Any]) -> str | 
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read", why=str(error)) from None
+            raise CheckpointError(
+                f"{path} cannot be read", why=str(error), hint=_COPY_AGAIN
+            ) from None
     template = settings.get("chat_template")
     if isinstance(template, list):  # an older form: several templates by name
         by_name = {entry.get("name"): entry.get("template") for entry in template}

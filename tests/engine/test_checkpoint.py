@@ -25,6 +25,8 @@ from support.tiny_checkpoint import (
 )
 from support.transformers_oracle import TransformersOracle
 
+pytestmark = pytest.mark.usefixtures("refusals_are_whole")
+
 IDS = [5, 300, 17, 17, 0, 219]
 
 

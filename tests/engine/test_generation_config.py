@@ -10,6 +10,8 @@ from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import load_generation_config
 from minivllm_engine.request import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("refusals_are_whole")
+
 
 def write(path: Path, **content: object) -> Path:
     (path / "generation_config.json").write_text(json.dumps(content))

@@ -11,6 +11,8 @@ from minivllm_engine.stored_logits import compare_logits
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 from support.transformers_oracle import TransformersOracle
 
+pytestmark = pytest.mark.usefixtures("refusals_are_whole")
+
 IDS = torch.arange(90) * 7 % 320
 CONFIG = tiny_config()
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +49,18 @@ def check_target(
             f"{dst} is incomplete: {number:,} tensors are left out by --allow-missing"
             if all(found.kind == "incomplete" for found in report.differences)
             else f"{dst} has {number:,} difference{'' if number == 1 else 's'} from what {src} gives",
+            why=_why(report),
             hint=_remedy(report, src, dst),
         )
     )
     return ExitCode.CHECK_FAILED
+
+
+def _why(report: "CheckReport") -> str:
+    """How many there are of each kind, which the list may not show in full."""
+    counts = Counter(found.kind.replace("_", " ") for found in report.differences)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
+    return f"{kinds}, of {report.num_tensors:,} tensors in {_files(report)}"
 
 
 def _remedy(report: "CheckReport", src: Path, dst: Path) -> str:
@@ -65,6 +74,10 @@ def _remedy(report: "CheckReport", src: Path, dst: Path) -> str:
     return again.format(shlex.quote(str(src)))
 
 
+def _files(report: "CheckReport") -> str:
+    return f"{report.num_shards:,} file{'' if report.num_shards == 1 else 's'}"
+
+
 def _text(report: "CheckReport") -> str:
     lines = [
         f"{found.kind.upper().replace('_', ' ')}  {printable(found.name)}  "
@@ -76,7 +89,7 @@ def _text(report: "CheckReport") -> str:
         lines.append(f"... and {more:,} more (--json has all)")
     verdict = "no difference" if report.ok else f"{len(report.differences):,} differ"
     lines.append(
-        f"{report.num_tensors:,} tensors, {report.num_shards} file{'' if report.num_shards == 1 else 's'}, "
+        f"{report.num_tensors:,} tensors, {_files(report)}, "
         f"{format_size(report.num_bytes)}: {verdict}"
     )
     return "".join(line + "\n" for line in lines)

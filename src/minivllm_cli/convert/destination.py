@@ -56,7 +56,11 @@ def confirm_overwrite(run: Invocation, destination: Destination, *, yes: bool) -
     run.interrupts.activity = "asking"
     run.console.write(strip_controls(f"replace {what}? [y/N] "))
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CliError("nothing was replaced", hint="another DST, or --overwrite -y")
+        raise CliError(
+            "nothing was replaced",
+            why="the question was not answered with y or yes",
+            hint="another DST, or --overwrite -y",
+        )
 
 
 def _content(place: Path) -> str:

@@ -191,18 +191,36 @@ def check_combination(flags: ConvertFlags, dst: Path | None) -> None:
         if wanted
     ]
     if len(modes) > 1:
-        raise CliError(f"{modes[0]} and {modes[1]} exclude each other", hint="one of them")
+        raise CliError(
+            f"{modes[0]} and {modes[1]} exclude each other",
+            why="each is there instead of converting",
+            hint="one of them",
+        )
     if flags.resume and flags.overwrite:
-        raise CliError("--resume and --overwrite exclude each other", hint="one of them")
+        raise CliError(
+            "--resume and --overwrite exclude each other",
+            why="one keeps what an earlier run has finished, the other throws it away",
+            hint="one of them",
+        )
     if flags.yes and not flags.overwrite:
-        raise CliError("-y answers the question of --overwrite", hint="--overwrite -y")
+        raise CliError(
+            "-y answers the question of --overwrite",
+            why="nothing else is asked, and --overwrite is not given",
+            hint="--overwrite -y",
+        )
     if flags.ema and flags.state_key is not None:
         raise CliError(
-            "--ema and --state-key exclude each other", hint="--state-key alone names the entry"
+            "--ema and --state-key exclude each other",
+            why="both say which entry of the file holds the weights",
+            hint="--state-key alone names the entry",
         )
     _check_mode(flags, modes[0] if modes else None)
     if dst is None and modes not in (["--dry-run"], ["--explain"]):
-        raise CliError("DST is missing", hint="minivllm convert-weights SRC DST")
+        raise CliError(
+            "DST is missing",
+            why="--check compares DST with SRC" if flags.check else "a target needs a place",
+            hint="minivllm convert-weights SRC DST",
+        )
 
 
 def _check_mode(flags: ConvertFlags, mode: str | None) -> None:

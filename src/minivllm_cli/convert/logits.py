@@ -27,6 +27,7 @@ def check_logits_file(run: Invocation, file: Path, plan: Plan) -> None:
     if not file.is_file():
         raise CliError(
             f"--verify-logits {file}: there is no such file",
+            why="it is looked at before anything is converted",
             hint="safetensors with input_ids [T] and the logits [N, vocab_size] of the last N tokens",
         )
     run.interrupts.activity = "looking at stored logits"

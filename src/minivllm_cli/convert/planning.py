@@ -18,8 +18,9 @@ from minivllm_cli.convert.table import (
 )
 from minivllm_cli.problems import CliError, ExitCode, Problem
 from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_source, plan_conversion
-from minivllm_engine.conversion.problems import not_covered
+from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.source import Source
+from minivllm_engine.conversion.way_out import WayOut, reason, way_out
 from minivllm_engine.printable import printable
 from minivllm_engine.units import format_size, parse_size
 
@@ -64,16 +65,19 @@ def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None
         ConversionError: something is at DST, or it is where the source is.
     """
     results = claim_stdout()
+    out = way_out(plan) if plan.problems else None
     if flags.json_:
         if not run.console.json_events:
             width = output_width(run.console.live)
             run.console.note(plan_text(plan, dst, width).rstrip("\n"))
-        results.write_text(json.dumps(plan.to_json(), allow_nan=False) + "\n")
+        document = plan.to_json()
+        document["remedy"] = out and {"text": out.text, **out.fix.to_json(plan.options)}
+        results.write_text(json.dumps(document, allow_nan=False) + "\n")
     else:
         text = plan_text(plan, dst, output_width(results.is_terminal))
         results.write_text(strip_controls(text))
-    if plan.problems:
-        run.console.error(_not_covered(plan))
+    if out is not None:
+        run.console.error(_not_covered(plan, out))
         return ExitCode.CHECK_FAILED
     if dst is not None:
         check_destination(dst, plan.source, flags)
@@ -95,13 +99,13 @@ def report_problems(run: Invocation, plan: Plan) -> int:
         lines.append(f"... and {more:,} more: --dry-run shows all")
     for line in (*lines, *totals(plan)):
         run.console.note(line)
-    run.console.error(_not_covered(plan))
+    run.console.error(_not_covered(plan, way_out(plan)))
     return ExitCode.CHECK_FAILED
 
 
-def _not_covered(plan: Plan) -> Problem:
-    error = not_covered(plan)
-    return Problem(error.what, hint=error.hint)
+def _not_covered(plan: Plan, out: WayOut) -> Problem:
+    what = f"{', '.join(counted(plan.problems))}; nothing written"
+    return Problem(what, why=reason(plan), hint=out.text)
 
 
 def explain_tensor(plan: Plan, name: str, *, as_json: bool) -> int:
@@ -157,9 +161,13 @@ def _shard_size(text: str) -> int:
     try:
         size = parse_size(text)
     except ValueError as error:
-        raise CliError(f"--max-shard-size {text}: {error}", hint="--max-shard-size 5GB") from None
+        raise CliError(
+            f"--max-shard-size {text} is no size", why=str(error), hint="--max-shard-size 5GB"
+        ) from None
     if size < 1:
         raise CliError(
-            f"--max-shard-size {text}: a file needs a byte at least", hint="--max-shard-size 5GB"
+            f"--max-shard-size {text}: a file needs a byte at least",
+            why="whole tensors are put into files, and one that is larger has a file of its own",
+            hint="--max-shard-size 5GB",
         )
     return size

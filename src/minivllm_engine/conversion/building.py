@@ -153,7 +153,7 @@ def _content_of(file: Path) -> bytes:
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be read",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
 

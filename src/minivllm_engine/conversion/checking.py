@@ -15,13 +15,13 @@ from minivllm_engine.conversion.head import settle_head
 from minivllm_engine.conversion.manifest import manifest_options, read_manifest
 from minivllm_engine.conversion.plan import Plan
 from minivllm_engine.conversion.planning import plan_conversion
-from minivllm_engine.conversion.problems import not_covered
 from minivllm_engine.conversion.progress import Callback, Counter
 from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Difference, Progress
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.conversion.verifying import Verifier
+from minivllm_engine.conversion.way_out import not_covered
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import read_json_object
 from minivllm_engine.model_config import ModelConfig

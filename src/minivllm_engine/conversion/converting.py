@@ -14,11 +14,11 @@ from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.head import settle_head
 from minivllm_engine.conversion.manifest import FinishedShard, fingerprint, read_manifest
 from minivllm_engine.conversion.plan import Plan
-from minivllm_engine.conversion.problems import not_covered
 from minivllm_engine.conversion.progress import Callback, Counter
 from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Cast, Progress, Report, ShardReport
 from minivllm_engine.conversion.threads import one_thread
+from minivllm_engine.conversion.way_out import not_covered
 from minivllm_engine.errors import CheckpointError, ConversionError
 
 
@@ -104,17 +104,12 @@ def _already_there(
     started: float,
 ) -> Report:
     """Resuming what is complete: its hashes are verified, and nothing is written."""
-    refused = ConversionError(
-        f"{destination.path} is not empty and not the result of this conversion",
-        hint="--overwrite to replace it",
-        code="destination",
-    )
     try:
         manifest = read_manifest(destination.path)
-    except CheckpointError:
-        raise refused from None
+    except CheckpointError as error:
+        raise _another(destination, error.what) from None
     if manifest.get("fingerprint") != word:
-        raise refused
+        raise _another(destination, "its manifest names another source, other options or rules")
     recorded = manifest["shards"]
     counter = Counter(progress, "resume", len(recorded), sum(s["bytes"] for s in recorded))
     for number, shard in enumerate(recorded, 1):
@@ -138,6 +133,15 @@ def _already_there(
         num_verified=0,
         notes=notes,
         seconds=time.monotonic() - started,
+    )
+
+
+def _another(destination: Destination, why: str) -> ConversionError:
+    return ConversionError(
+        f"{destination.path} is not empty and not the result of this conversion",
+        why=why,
+        hint="--overwrite -y to replace it",
+        code="destination",
     )
 
 
@@ -172,7 +176,7 @@ def _disk_error(directory: Path, error: OSError) -> ConversionError:
             "Raise the limit of file sizes (ulimit -f), then run again with --resume; or start again "
             "with a smaller --max-shard-size and --overwrite."
         )
-    return ConversionError(what, why=error.strerror, hint=hint, code="write_failed")
+    return ConversionError(what, why=error.strerror or str(error), hint=hint, code="write_failed")
 
 
 def _merged(finished: list[FinishedShard]) -> tuple[Cast, ...]:

@@ -61,7 +61,11 @@ class Destination:
         _check_places(self)
         _check_writable(self.partial)
         if self.path.exists() and not self.path.is_dir():
-            raise _wrong(f"{self.path} is a file", hint="Give the path of a new directory.")
+            raise _wrong(
+                f"{self.path} is a file",
+                why="a target is a directory, and no file is replaced by one",
+                hint="Give the path of a new directory.",
+            )
         if overwrite:
             for directory in (self.path, self.partial, self.replaced):
                 _check_removable(directory)
@@ -69,10 +73,18 @@ class Destination:
         if resume:
             _check_removable(self.partial)
         if is_filled(self.path) and not resume:
-            raise _wrong(f"{self.path} is not empty", hint="--resume, or --overwrite")
+            _check_removable(self.path)
+            again = (self.path / MANIFEST).is_file()
+            raise _wrong(
+                f"{self.path} is not empty",
+                why=_held(self.path),
+                hint="--resume, or --overwrite" if again else "--overwrite",
+            )
         if is_filled(self.partial) and not resume:
+            _check_removable(self.partial)
             raise _wrong(
                 f"{self.partial} is left from a conversion that was not finished",
+                why=_held(self.partial),
                 hint="--resume to go on with it, or --overwrite to start again",
             )
 
@@ -89,7 +101,7 @@ class Destination:
         except OSError as error:
             raise _wrong(
                 f"{self.partial} cannot be made",
-                why=error.strerror,
+                why=error.strerror or str(error),
                 hint="Give a directory in a place where you may write.",
             ) from None
         try:
@@ -98,12 +110,13 @@ class Destination:
             except BlockingIOError:
                 raise _wrong(
                     f"another conversion is writing to {self.partial}",
+                    why="it holds the lock on that directory",
                     hint="Wait until it is finished, or give another directory.",
                 ) from None
             except OSError as error:
                 raise _wrong(
                     f"{self.partial} cannot be locked",
-                    why=error.strerror,
+                    why=error.strerror or str(error),
                     hint="Give a directory on a local disk.",
                 ) from None
             for left_over in self.partial.glob("*.tmp"):
@@ -179,7 +192,7 @@ def _check_places(destination: Destination) -> None:
         except OSError as error:
             raise _wrong(
                 f"{place} cannot be made",
-                why=error.strerror,
+                why=error.strerror or str(error),
                 hint="Give a directory in a place where you may write, with a shorter name.",
             ) from None
         if place == destination.path and is_link:
@@ -192,6 +205,7 @@ def _check_places(destination: Destination) -> None:
         if place != destination.path and not place.is_dir():
             raise _wrong(
                 f"{place} is a file, and a directory of that name is needed",
+                why=f"{destination.path.name} is built there, or makes way to it",
                 hint="Give another directory, or move that file.",
             )
 
@@ -214,12 +228,30 @@ def _keep_apart(destination: Destination, source: Source) -> None:
     files = [Path(os.path.realpath(file)) for file in source.files]
     for path in (destination.path, destination.partial, destination.replaced):
         if path == src:
-            raise _wrong(f"{path} is the source", hint="Give another directory.")
+            raise _wrong(
+                f"{path} is the source",
+                why="a source is never written to",
+                hint="Give another directory.",
+            )
         if source.path.is_dir() and src in path.parents:
-            raise _wrong(f"{path} lies inside the source {src}", hint="Give another directory.")
+            raise _wrong(
+                f"{path} lies inside the source {src}",
+                why="a source is never written to",
+                hint="Give another directory.",
+            )
         if path in src.parents or any(path in file.parents for file in files):
-            raise _wrong(f"the source {src} lies inside {path}", hint="Give another directory.")
+            raise _wrong(
+                f"the source {src} lies inside {path}",
+                why="it would be deleted with what is replaced there",
+                hint="Give another directory.",
+            )
 
 
-def _wrong(what: str, *, why: str | None = None, hint: str) -> ConversionError:
+def _held(directory: Path) -> str:
+    names = sorted(entry.name for entry in directory.iterdir())
+    made = "" if MANIFEST in names or STATE in names else "; nothing tells what they were made from"
+    return f"it holds {len(names):,} files: {listed(names)}{made}"
+
+
+def _wrong(what: str, *, why: str | None, hint: str) -> ConversionError:
     return ConversionError(what, why=why, hint=hint, code="destination")

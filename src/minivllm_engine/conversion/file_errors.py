@@ -18,7 +18,7 @@ def reading_errors() -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(
             f"{_file_of(error)} cannot be read",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
 
@@ -35,7 +35,7 @@ def destination_errors() -> Iterator[None]:
     except OSError as error:
         raise ConversionError(
             f"{_file_of(error)} cannot be looked at or replaced",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="Give a directory in a place where you may read and write.",
             code="destination",
         ) from None

@@ -143,11 +143,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         )
     manifest = read_json_object(file)
     shards = manifest.get("shards")
-    if manifest.get("kind") != "manifest" or not (
-        isinstance(shards, list) and all(map(_is_shard, shards))
-    ):
+    is_one = manifest.get("kind") == "manifest"
+    if not is_one or not isinstance(shards, list) or not all(map(_is_shard, shards)):
         raise CheckpointError(
             f"{file} is not a manifest of convert-weights",
+            why="its shards lack a name, a size or a hash"
+            if is_one
+            else f"its kind is {printable(repr(manifest.get('kind')))}, not 'manifest'",
             hint=f"Convert again: {_command(directory)} --overwrite",
         )
     return manifest

@@ -20,9 +20,10 @@ def check_types(source: Source, matching: Matching) -> None:
     wrong = [e for e in source.tensors if e.name in read and e.dtype not in FLOAT_TYPES]
     if not wrong:
         return
+    tensors = f"{len(wrong):,} tensor{'' if len(wrong) == 1 else 's'}"
     what, remedy = _kind_of(wrong[0].dtype)
     raise CheckpointError(
-        f"{wrong[0].file} holds {len(wrong)} tensors of type {listed(sorted({e.dtype for e in wrong}))}",
+        f"{wrong[0].file} holds {tensors} of type {listed(sorted({e.dtype for e in wrong}))}",
         why=f"such as {printable(wrong[0].name)}: {what}; only {', '.join(FLOAT_TYPES)} can be converted",
         hint=remedy,
     )

@@ -3,9 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from minivllm_engine.conversion.patterns import placeholders
+from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
 from minivllm_engine.errors import ConfigError
 from minivllm_engine.printable import printable
+
+# Lines of a mapping: (source pattern, target pattern or None).
+Renames = tuple[tuple[str, str | None], ...]
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "dtype": ("keep", "bf16", "fp16", "fp32"),
@@ -35,13 +38,14 @@ class ConvertOptions:
         max_shard_bytes: of tensor data in one target file; a larger tensor has a file of its own.
 
     Raises:
-        ConfigError: a value is not one of its choices, or a rename is no pair of patterns.
+        ConfigError: a value is not one of its choices, a rename is no pair of patterns, or a pattern
+            cannot be meant.
     """
 
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
     qkvz_layout: Literal["interleaved", "concat"] | None = None
     q_gate_layout: Literal["per-head", "halves"] | None = None
-    renames: tuple[tuple[str, str | None], ...] = ()
+    renames: Renames = ()
     allow_unmatched: tuple[str, ...] = ()
     allow_missing: tuple[str, ...] = ()
     max_shard_bytes: int = 5_000_000_000
@@ -49,39 +53,45 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
             if getattr(self, key) not in known:
-                words = ", ".join(word for word in known if word)
-                raise ConfigError(f"{key} is {getattr(self, key)!r}", hint=f"One of {words}.")
+                words = [word for word in known if word]
+                raise ConfigError(
+                    f"{key} is {printable(repr(getattr(self, key)))}",
+                    why=f"{len(words)} choices are known",
+                    hint=f"One of {', '.join(words)}.",
+                )
         if self.max_shard_bytes < 1:
-            raise ConfigError(f"max_shard_bytes is {self.max_shard_bytes}", hint="1 or more.")
+            raise ConfigError(
+                f"max_shard_bytes is {self.max_shard_bytes}",
+                why="a file holds one tensor at least",
+                hint="1 or more.",
+            )
         for source, target in self.renames:
             _check_rename(source, target)
+        for option in ("allow_unmatched", "allow_missing"):
+            for glob in getattr(self, option):
+                _check_glob("--" + option.replace("_", "-"), glob)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def _check_rename(source: str, target: str | None) -> None:
-    for pattern in (source, target or ""):
-        shown = printable(repr(pattern))
-        if not all(pattern.split(".")) and pattern != "":
-            raise ConfigError(
-                f"rename pattern {shown} has an empty segment",
-                hint="Names have something between any two dots.",
-            )
-        if any("*" in segment and segment not in ("*", "**") for segment in pattern.split(".")):
-            raise ConfigError(
-                f"rename pattern {shown} has a * inside a segment",
-                why="* stands for one whole segment between two dots, ** for one or more",
-                hint="Write a line for each name of that segment.",
-            )
-    if not source or target == "":
+    mistake = mistake_in_pair(source, target)
+    if mistake is None:
+        return
+    pattern = source if mistake.side == "source" else target
+    raise ConfigError(
+        f"rename pattern {printable(repr(pattern))}: {printable(mistake.what)} (character {mistake.at + 1})",
+        why=printable(mistake.why),
+        hint=printable(mistake.hint),
+    )
+
+
+def _check_glob(option: str, glob: str) -> None:
+    mistake = mistake_in_glob(glob)
+    if mistake is not None:
         raise ConfigError(
-            f"rename {printable(repr(source))}: {printable(repr(target))} lacks a pattern",
-            hint="A line is SOURCE: TARGET, or SOURCE: null to drop a tensor.",
-        )
-    if target is not None and placeholders(target) > placeholders(source):
-        raise ConfigError(
-            f"rename pattern {printable(repr(target))} has more * than {printable(repr(source))}",
-            why="each * on the right is filled in from one on the left, in order",
-            hint="Write as many on the left.",
+            f"{option} {printable(repr(glob))}: {mistake.what} (character {mistake.at + 1})",
+            why=mistake.why,
+            hint=mistake.hint,
         )

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from minivllm_engine.conversion.fixes import Fix
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.source import Source
 
@@ -131,6 +132,9 @@ class Problem:
         detail: figures, or what would decide; may be empty.
         nearest: names that may be meant, nearest first, each with its distance: ("in_proj_ba", 1).
         remedy: what can be done, as it is written.
+        fix: what options do about it, if they can.
+        advice: what is better than `fix`, or the only way out where that is empty.
+        lines: of the mapping, that are to blame.
     """
 
     kind: ProblemKind
@@ -139,6 +143,9 @@ class Problem:
     detail: str = ""
     nearest: tuple[tuple[str, int], ...] = ()
     remedy: str = ""
+    fix: Fix = Fix()
+    advice: str = ""
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ class Plan:
         bytes_head: what is written beyond that if a head that is taken for a copy of the embedding
             turns out to be none; counted in `needs`.
         missing: targets that are left out, as `allow_missing` says.
+        head_differs: made for a head that turned out not to be the embedding.
     """
 
     source: Source
@@ -183,6 +191,7 @@ class Plan:
     bytes_head: int
     missing: tuple[str, ...]
     needs: Needs
+    head_differs: bool = False
 
     @property
     def ok(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from minivllm_engine.checkpoint_mismatch import MANIFEST
 from minivllm_engine.checkpoint_names import EMBEDDING, HEAD
 from minivllm_engine.conversion.config_content import adapt_config, target_config
+from minivllm_engine.conversion.fixes import Fix
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.matching import Match, Matching, match_tensors
 from minivllm_engine.conversion.naming import NamedTensor, name_tensors
@@ -25,6 +26,7 @@ from minivllm_engine.conversion.targets import (
 )
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.printable import listed
 from minivllm_engine.safetensors_header import TensorEntry
 
 # What Python, torch and the buffers of a conversion take beside the tensors at hand: measured 250 MiB.
@@ -56,6 +58,15 @@ def plan_with_own_head(plan: Plan, dst: str | Path) -> Plan:
     return _plan(plan.source, plan.options, dst, head_differs=True)
 
 
+def replanned(plan: Plan, options: ConvertOptions) -> Plan:
+    """The same plan under other options.
+
+    Raises:
+        CheckpointError: as `plan_conversion`.
+    """
+    return _plan(plan.source, options, None, head_differs=plan.head_differs)
+
+
 def heads_in_question(plan: Plan) -> list[tuple[TensorEntry, TensorEntry]]:
     """Each head that is dropped as a copy, with the embedding that it has to equal."""
     entries = {entry.name: entry for entry in plan.source.tensors}
@@ -73,11 +84,7 @@ def _plan(
     named = name_tensors(source.tensors, options.renames)
     text = [tensor for tensor in named if not tensor.dropped]
     if not text:
-        raise CheckpointError(
-            f"{source.path} holds no text tensor",
-            why=f"all of its {len(named)} tensors belong to parts that are left out",
-            hint="Use the whole checkpoint, or leave fewer out with --mapping.",
-        )
+        raise _nothing_left(source, named, options)
     styles = recognise(text, source.config, options)
     adapted = adapt_config(source.config, str(source.config_file), styles.active)
     config = ModelConfig.from_dict(adapted, source=str(source.config_file))
@@ -85,6 +92,8 @@ def _plan(
     tied = config.tie_word_embeddings and not head_differs
     matching = match_tensors(named, layouts, options, tied=tied)
     check_types(source, matching)
+    if not matching.matches and not matching.problems:
+        raise _nothing_known(source)
     targets = target_tensors(matching.matches, layouts, options)
     shards = split_shards(targets, options.max_shard_bytes)
     missing = _left_missing(matching, options, layouts)
@@ -113,6 +122,36 @@ def _plan(
         bytes_head=bytes_head,
         missing=missing,
         needs=_needs(source, matching.matches, targets, shards, bytes_head, dst),
+        head_differs=head_differs,
+    )
+
+
+def _nothing_left(
+    source: Source, named: list[NamedTensor], options: ConvertOptions
+) -> CheckpointError:
+    """All tensors are dropped: by rules for other parts, or by lines of a mapping."""
+    blamed = dict.fromkeys(t.renamed_by for t in named if t.renamed_by is not None)
+    what = f"{source.path} holds no text tensor"
+    if not blamed:
+        return CheckpointError(
+            what,
+            why=f"all of its {len(named):,} tensors belong to parts that are left out",
+            hint="Use the whole checkpoint.",
+        )
+    count = sum(tensor.renamed_by is not None for tensor in named)
+    return CheckpointError(
+        f"{what} once --mapping is applied",
+        why=f"{count:,} of its {len(named):,} tensors are dropped by it: {listed(map(repr, blamed))}",
+        hint=Fix(without=tuple(blamed)).text(options),
+    )
+
+
+def _nothing_known(source: Source) -> CheckpointError:
+    names = [entry.name for entry in source.tensors]
+    return CheckpointError(
+        f"{source.path} holds no tensor of this model",
+        why=f"no rule knows any of its {len(names):,} names, such as {listed(names, 2)}",
+        hint="Use a checkpoint of this family, or say with --mapping FILE what its tensors are.",
     )
 
 

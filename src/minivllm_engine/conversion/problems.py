@@ -4,12 +4,11 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
-from minivllm_engine.conversion.plan import PROBLEM_WORDS, Plan, Problem, ProblemKind
-from minivllm_engine.errors import ConversionError
-from minivllm_engine.printable import printable
+from minivllm_engine.conversion.plan import PROBLEM_WORDS, Problem, ProblemKind
 
+# Problems of one kind for which near names are looked for: a source of noise is not worth the time.
+_MOST_WITH_NEAREST = 200
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -22,27 +21,24 @@ def grouped(
     kind: ProblemKind,
     named: Iterable[tuple[str, str]],
     *,
-    nearest_in: Sequence[str] = (),
-    look_up: Callable[[str], str] = pattern_of,
-    remedy: Callable[[Problem], str],
+    near: Callable[[list[str]], tuple[tuple[str, int], ...]] = lambda _: (),
+    finish: Callable[[Problem, list[str]], Problem] = lambda problem, _: problem,
 ) -> list[Problem]:
     """One problem for all names of one pattern and one detail.
 
     Args:
         named: (name, detail) of each tensor.
-        nearest_in: names, with `*` for numbers, among which nearest ones are looked for where there is no
-            detail, which says more.
-        look_up: what of a name is compared with them.
-        remedy: what can be done about a problem.
+        near: the names that may be meant by such a group of names.
+        finish: adds to a problem what can be done about it, given its names.
     """
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name, detail in named:
         groups[pattern_of(name), detail].append(name)
-    problems = []
+    problems: list[Problem] = []
     for (pattern, detail), names in groups.items():
-        close = () if detail else nearest(look_up(names[0]), nearest_in)
-        problem = Problem(kind, _filled(pattern, names), len(names), detail, close)
-        problems.append(replace(problem, remedy=remedy(problem)))
+        close = near(names) if len(problems) < _MOST_WITH_NEAREST else ()
+        problem = Problem(kind, filled_pattern(pattern, names), len(names), detail, close)
+        problems.append(finish(problem, names))
     return problems
 
 
@@ -64,7 +60,8 @@ def edits(first: str, second: str) -> int:
     return row[-1]
 
 
-def _filled(pattern: str, names: list[str]) -> str:
+def filled_pattern(pattern: str, names: list[str]) -> str:
+    """`pattern` for these names alone, where it has one number."""
     if len(names) == 1:
         return names[0]
     numbers = [_NUMBER.search(f".{name}.") for name in names]
@@ -92,19 +89,3 @@ def counted(problems: Iterable[Problem]) -> list[str]:
     for problem in problems:
         counts[problem.kind] += problem.count
     return [f"{counts[kind]:,} {words}" for kind, words in PROBLEM_WORDS.items() if counts[kind]]
-
-
-def not_covered(plan: Plan) -> ConversionError:
-    """The error for a plan with problems: their number by kind, the first of them, and what can be done
-    about the first of each kind."""
-    first = plan.problems[0]
-    remedies = {problem.kind: problem.remedy for problem in reversed(plan.problems)}
-    return ConversionError(
-        f"{', '.join(counted(plan.problems))}; nothing written",
-        why=f"{first.kind.replace('_', ' ')}: {printable(first.name)}"
-        + (f": {first.detail}" if first.detail else ""),
-        hint=" · ".join(
-            dict.fromkeys(remedies[kind] for kind in PROBLEM_WORDS if kind in remedies)
-        ),
-        code="not_covered",
-    )

@@ -66,7 +66,7 @@ class TensorReader:
         except OSError as error:
             raise CheckpointError(
                 f"{entry.file} cannot be read",
-                why=error.strerror,
+                why=error.strerror or str(error),
                 hint="See that it is there and that you may read it.",
             ) from None
         return buffer.view(TORCH_DTYPES[entry.dtype]).view(last - first, *entry.shape[1:])
@@ -98,6 +98,7 @@ class TensorReader:
 
 def _changed(entry: TensorEntry, how: str) -> CheckpointError:
     return CheckpointError(
-        f"{entry.file} has changed: {how}",
+        f"{entry.file} has changed since its header was read",
+        why=how,
         hint="Wait until it is written, then run again with --overwrite.",
     )

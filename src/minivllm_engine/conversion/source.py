@@ -16,7 +16,7 @@ from minivllm_engine.conversion.source_files import (
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import read_json_object
 from minivllm_engine.printable import printable
-from minivllm_engine.safetensors_header import TensorEntry, read_header
+from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.shard_index import ShardIndex
 
 _INDEX_REMEDY = "Copy the index and the shards again, from one place."
@@ -124,12 +124,14 @@ def _read_config(file: Path, *, given: bool) -> Mapping[str, Any]:
         )
     check_readable(file)
     config = read_json_object(file)
-    if config.get("quantization_config") or config.get("quantization"):
-        method = config.get("quantization_config") or config.get("quantization")
+    key = next((k for k in ("quantization_config", "quantization") if config.get(k)), None)
+    if key is not None:
+        method = config[key]
         name = method.get("quant_method") if isinstance(method, Mapping) else None
         raise CheckpointError(
             f"{file} says that the weights are quantised"
             + (f" ({printable(name)})" if name else ""),
+            why=f"{key} is set; only {', '.join(FLOAT_TYPES)} can be converted",
             hint="Dequantise the checkpoint first, or use the one that it was made from.",
         )
     return config
@@ -144,6 +146,7 @@ def _read_tensors(
             option = "--state-key" if state_key else "--ema"
             raise CheckpointError(
                 f"{option} is for files of torch.save, and {found.files[0]} is none",
+                why="safetensors hold tensors by name, with no containers around them",
                 hint=f"Leave {option} out.",
             )
         tensors = [entry for file in found.files for entry in read_header(file)]

@@ -69,6 +69,7 @@ def find_weights(path: Path) -> WeightFiles:
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} does not exist",
+            why=_as_far_as(path),
             hint="Nothing is downloaded: give the path of a checkpoint on this machine.",
         ) from None
     except OSError as error:
@@ -116,12 +117,22 @@ def check_readable(file: Path) -> None:
         os.stat(file)
         if not file.is_file():
             raise CheckpointError(
-                f"{file} is not a regular file", hint="Put the file itself in its place."
+                f"{file} is not a regular file",
+                why=f"it is a {'directory' if file.is_dir() else 'device, pipe or socket'}",
+                hint="Put the file itself in its place.",
             )
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be read", why=_reason(error), hint=_SEE_THAT_IT_IS_THERE
         ) from None
+
+
+def _as_far_as(path: Path) -> str:
+    """How much of a path is there."""
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return f"{parent} is there, and holds no {path.absolute().relative_to(parent).parts[0]}"
 
 
 def _reason(error: OSError) -> str:
@@ -157,6 +168,7 @@ def _in_directory(path: Path, names: list[str]) -> WeightFiles:
     if "adapter_config.json" in names and "config.json" not in names:
         raise CheckpointError(
             f"{path} holds a LoRA adapter, not a model",
+            why="adapter_config.json is there and no config.json: it changes a base model that is elsewhere",
             hint="Merge it first, with PEFT: model.merge_and_unload().save_pretrained(DIR).",
         )
     safetensors = [name for name in names if name.endswith(".safetensors")]
@@ -172,6 +184,7 @@ def _in_directory(path: Path, names: list[str]) -> WeightFiles:
     found = ", ".join(f"{count} *{kind}" for kind, count in counts)
     raise CheckpointError(
         f"{path} has no weights (found: {found or 'nothing'})",
+        why=f"none of its {len(names):,} entries is called *.safetensors, *{', *'.join(_TORCH_SUFFIXES)}",
         hint="A source holds *.safetensors, or model.pt, or pytorch_model.bin.",
     )
 

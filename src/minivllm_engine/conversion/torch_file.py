@@ -130,7 +130,7 @@ def _load(file: Path) -> Any:
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be read",
-            why=error.strerror,
+            why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
     if start == LFS_POINTER:
@@ -160,10 +160,14 @@ def _load(file: Path) -> Any:
         ) from None
 
 
-def _object_named_in(text: str) -> str | None:
+def _object_named_in(text: str) -> str:
     # torch's own text tells how to load the file nevertheless, which runs what is in it.
     named = re.search(r"GLOBAL ([\w.]+)", text)
-    return None if named is None else f"it names {printable(named[1])}"
+    return (
+        "it is no plain dictionary of tensors"
+        if named is None
+        else f"it names {printable(named[1])}"
+    )
 
 
 def _refuse_weights_beside(
@@ -210,6 +214,9 @@ def _container(
         options = [option for key in found if (option := key_option(root, (*entered, key)))]
         raise CheckpointError(
             f"{file} holds {len(found)} sets of weights: {', '.join(found)}",
+            why="one is converted, and nothing tells which: they have "
+            + " and ".join(f"{len(level[key]):,}" for key in found)
+            + " entries",
             hint=f"Say which one: {options[0]}" if options else _FLAT,
         )
     return found[0] if found else None
@@ -244,13 +251,15 @@ def _tensors(
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise CheckpointError(
-                f"{file}: {printable(name)} has no data: it is on the meta device",
+                f"{file}: {printable(name)} has no data",
+                why=f"it is on the meta device: a shape {list(tensor.shape)} whose values were never loaded",
                 hint="Save the checkpoint again once its weights are loaded.",
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
             kind = "quantised" if tensor.is_quantized else "sparse"
             raise CheckpointError(
                 f"{file}: {printable(name)} is a {kind} tensor",
+                why=f"it is stored as {tensor.dtype} in {tensor.layout}, and no rows can be cut from that",
                 hint="Save it as a plain one: "
                 + ("tensor.dequantize()." if tensor.is_quantized else "tensor.to_dense()."),
             )

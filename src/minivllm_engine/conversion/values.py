@@ -36,6 +36,11 @@ def largest_finite(tensor: torch.Tensor) -> float:
     )
 
 
+def is_held_by(value: float, dtype: torch.dtype) -> bool:
+    """Is it finite in `dtype`, rounded as a cast rounds?"""
+    return bool(torch.tensor(value, dtype=torch.float64).to(dtype).isfinite())
+
+
 def is_lossy(before: torch.dtype, after: torch.dtype) -> bool:
     return _DIGITS[before] > _DIGITS[after] or _EXPONENTS[before] > _EXPONENTS[after]
 

@@ -17,6 +17,7 @@ from minivllm_engine.conversion.shard_file import write_shard
 from minivllm_engine.conversion.targets import LONG_DTYPES, SHORT_DTYPES
 from minivllm_engine.conversion.values import (
     count_non_finite,
+    is_held_by,
     is_lossy,
     largest_finite,
     max_relative_error,
@@ -93,18 +94,22 @@ class ShardWriter:
     def _non_finite(self) -> ConversionError:
         """Read all that is to be written, and name every tensor that is not finite."""
         found: list[str] = []
-        fit_as_they_are = True
+        hopeless, largest = "", 0.0
         for target in self._plan.targets:
             count = count_non_finite(self._assemble(target))
             if count:
-                sources = {piece.source for piece in self._pieces[target.name]}
-                fit_as_they_are &= not any(count_non_finite(self._read(s)) for s in sources)
-                found.append(self._held(target) or self._out_of_range(target, count))
+                held, most = self._held(target), self._largest(target)
+                found.append(held or self._out_of_range(target, count, most))
+                if held:
+                    hopeless = hopeless or _failed(self._sources(target))
+                elif not is_held_by(most, torch.float32):
+                    hopeless = hopeless or _no_room(self._sources(target), most)
+                largest = max(largest, most)
         more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return ConversionError(
-            f"{len(found)} tensors hold values that are not finite; nothing is published",
+            f"{_number(len(found), 'tensor')} with values that are not finite; nothing is published",
             why="\n".join(found[:_SHOWN]) + more,
-            hint=self._remedy(fit_as_they_are),
+            hint=hopeless or self._types_with_room(largest),
             code="non_finite",
         )
 
@@ -117,21 +122,49 @@ class ShardWriter:
                 return f"{printable(piece.source)} ({held} values)"
         return None
 
-    def _out_of_range(self, target: TargetTensor, count: int) -> str:
-        sources = list(dict.fromkeys(piece.source for piece in self._pieces[target.name]))
-        largest = max(largest_finite(self._read(name)) for name in sources)
+    def _sources(self, target: TargetTensor) -> list[str]:
+        return list(dict.fromkeys(piece.source for piece in self._pieces[target.name]))
+
+    def _largest(self, target: TargetTensor) -> float:
+        return max(largest_finite(self._read(name)) for name in self._sources(target))
+
+    def _out_of_range(self, target: TargetTensor, count: int, largest: float) -> str:
+        """That the cast alone made values of `target` infinite."""
         dtype = _computed_in(target.dtype)
         return (
-            f"{listed(sources)} ({count} values too large for {dtype}: up to {largest:.3g}, "
-            f"it holds {torch.finfo(TORCH_DTYPES[LONG_DTYPES[dtype]]).max:.3g})"
+            f"{listed(self._sources(target))} ({_number(count, 'value')} too large for {dtype}: up to "
+            f"{largest:.3g}, it holds {_most(dtype):.3g})"
         )
 
-    def _remedy(self, fit_as_they_are: bool) -> str:
-        """fit_as_they_are: it is the cast alone that makes values infinite."""
-        if not fit_as_they_are:
-            return "Convert a checkpoint whose training had not failed: no type could hold this."
-        bf16 = ", or --dtype bf16, which has the range of fp32"
-        return "--dtype keep" + (bf16 if self._plan.options.dtype == "fp16" else "")
+    def _types_with_room(self, largest: float) -> str:
+        """Where it is the cast of matrices alone that makes values infinite."""
+        others = [word for word in ("bf16", "fp32") if word != self._plan.options.dtype]
+        roomy = [word for word in others if is_held_by(largest, TORCH_DTYPES[LONG_DTYPES[word]])]
+        named = "".join(f", or --dtype {word} ({_most(word):.3g})" for word in roomy)
+        return f"--dtype keep{named}"
+
+
+def _failed(sources: list[str]) -> str:
+    return (
+        "Convert a checkpoint whose training had not failed: NaN and infinities, as in "
+        f"{listed(sources, 1)}, stay what they are in any dtype."
+    )
+
+
+def _no_room(sources: list[str], largest: float) -> str:
+    return (
+        f"No dtype has room for {largest:.3g}: fp32, the widest that a model computes in, holds "
+        f"{_most('fp32'):.3g}. Correct {listed(sources, 1)} in the source: clamp it, or scale it down where "
+        "it was made."
+    )
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _most(word: str) -> float:
+    return torch.finfo(TORCH_DTYPES[LONG_DTYPES[word]]).max
 
 
 def _computed_in(dtype: str) -> str:

@@ -164,7 +164,8 @@ def test_dst_that_holds_something_is_refused_and_says_what_to_do(here: Run, src:
     Path("dst/notes.txt").write_text("mine")
     done = here(src, "dst")
     assert done.code == 2
-    assert done.err_lines[-1].startswith("try: ") and "--overwrite" in done.err_lines[-1]
+    assert done.err_lines[-1] == "try: Give another directory, or empty this one yourself."
+    assert "why: notes.txt" in done.err_lines
     assert Path("dst/notes.txt").read_text() == "mine"
 
 
@@ -241,7 +242,8 @@ def test_check_finds_a_changed_byte(here: Run, src: Path) -> None:
     done = here(src, "dst", "--check")
     assert done.code == 5
     assert done.out.startswith("HASH") and "model.safetensors" in done.out
-    assert done.err_lines[-2].startswith("error: dst has ")
+    assert done.err_lines[-3].startswith("error: dst has ")
+    assert done.err_lines[-2] == "why: 1 hash, 1 value, of 56 tensors in 1 file"
     differences = here(src, "dst", "--check", "--json").records[0]["differences"]
     assert {"hash", "value"} <= {difference["kind"] for difference in differences}
 
@@ -398,7 +400,7 @@ class TestTorchFiles:
             ["src", "dst", "--explain", "x", "--verify", "none"],
             "--verify does not go with --explain",
         ),
-        (["src", "dst", "--max-shard-size", "big"], "--max-shard-size big: "),
+        (["src", "dst", "--max-shard-size", "big"], "--max-shard-size big is no size"),
         (["src", "dst", "--max-shard-size", "0"], "--max-shard-size 0: "),
         (["src", "dst", "--mapping", "none.yaml"], "cannot read mapping none.yaml"),
         (["src", "dst", "--dtype", "fp8"], "invalid value for '--dtype'"),

@@ -151,9 +151,11 @@ def test_what_a_target_and_a_mapping_hold(here: Run, tmp_path: Path) -> None:
 
 
 def test_a_name_that_cannot_be_typed_can_be_dropped_all_the_same(here: Run, tmp_path: Path) -> None:
-    """The line that is proposed is YAML, where it can be written with escapes."""
+    """By a glob with ? for what cannot be typed, or in YAML, where it can be written with escapes."""
     name = "model.\x1b[2Jevil\nname"
     src = write(tmp_path / "src", {**REFERENCE, name: torch.zeros(2)})
-    assert "--allow-unmatched GLOB" in here(src, "dst").err
+    glob = "model.?[[]2Jevil?name"
+    assert here(src, "dst").err_lines[-1].endswith(f"--allow-unmatched '{glob}'")
+    assert here(src, "dst0", "--allow-unmatched", glob).code == 0
     Path("map.yaml").write_text(f"{json.dumps(name)}: null\n")
     assert here(src, "dst", "--mapping", "map.yaml").code == 0

@@ -38,6 +38,13 @@ def test_pairs_stay_in_order(tmp_path: Path) -> None:
         ("1: a\n", "1:1: a source pattern should be a name"),
         ("[a]: b\n", "1:1: a source pattern should be a name"),
         ("a: b: c\n", "1:5: mapping values are not allowed here"),
+        ("x: y\nlayers.{9-1}.x: null\n", "2:8: the range 9-1 is empty in 'layers.{9-1}.x'"),
+        ("  'a.{}': null\n", "1:6: {} stands for no number"),
+        ('"a.{-3}": null\n', "1:4: '-3' is no number"),
+        ("a.*: b.{0}\n", "1:8: {0} where the left has *"),
+        ("a.*: b.$1\n", "1:8: '$' in the name of a target"),
+        ("{a.b: c, d.*: e.*.*}\n", "1:19: more * than on the left"),
+        ('"a\\u002e.{1}": null\n', "1:1: an empty segment"),  # written otherwise: where it starts
     ],
 )
 def test_mistakes_have_their_place(tmp_path: Path, text: str, message: str) -> None:
@@ -51,10 +58,17 @@ def test_mistakes_have_their_place(tmp_path: Path, text: str, message: str) -> N
 
 def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
     file = tmp_path / "map.yaml"
-    file.write_text("a: 1\nb: 2\nc: d\n")
+    file.write_text("a: 1\nb.{2-1}: null\nc: d\na: ..\n")
     with pytest.raises(CliError) as caught:
         read_mapping(file)
-    assert len(caught.value.problems) == 2
+    first, second, third = caught.value.problems
+    assert second.lines()[1:] == [
+        "  b.{2-1}: null",
+        "    ^",
+        "why: 2 is more than 1, so it stands for no number",
+        "try: Write 1-2.",
+    ]
+    assert "a: 1" in first.excerpt[0] and "empty segment" in third.what
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:

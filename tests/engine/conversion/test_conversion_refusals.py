@@ -82,7 +82,7 @@ def test_types_that_cannot_be_converted(
         (tmp_path / "model.safetensors").unlink()
         torch.save(tensors, tmp_path / "model.pt")
     error = refused(tmp_path)
-    assert f"1 tensors of type {word}" in error.what and name in str(error.why)
+    assert f"1 tensor of type {word}" in error.what and name in str(error.why)
     assert what in str(error.why) and remedy in str(error.hint)
 
 

@@ -39,6 +39,7 @@ LOADER = (
     "safetensors_header.py",
     "shard_index.py",
     "stored_logits.py",
+    "tokenizer.py",
 )
 SOURCES = [
     *sorted((ENGINE / "conversion").glob("*.py")),
@@ -49,18 +50,19 @@ ERRORS = {"CheckpointError", "ConversionError", "ConfigError", "CliError"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_error_that_is_raised_has_a_hint(path: Path) -> None:
+def test_every_error_that_is_raised_has_a_reason_and_a_hint(path: Path) -> None:
     without = []
     errors = ERRORS | ({"_wrong"} if path.name == "destination.py" else set())
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in errors:
             continue
-        hints = [keyword.value for keyword in node.keywords if keyword.arg == "hint"]
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
         # Problems that are put together elsewhere are given as one argument.
         passed_on = len(node.args) == 1 and isinstance(node.args[0], ast.Call | ast.Name)
-        constant = hints and isinstance(hints[0], ast.Constant) and not hints[0].value
-        if (not hints and not passed_on) or constant:
-            without.append(node.lineno)
+        for part in ("why", "hint"):
+            constant = isinstance(given.get(part), ast.Constant) and not given[part].value
+            if (part not in given and not passed_on) or constant:
+                without.append((node.lineno, part))
     assert not without, f"{path.name}: lines {without}"
 
 

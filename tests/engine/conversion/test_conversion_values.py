@@ -33,6 +33,8 @@ CASES = [
     (MATRIX, 3.4e38, torch.float32, "bf16", "bf16"),  # rounds up to infinity
     (MATRIX, 1e30, torch.float32, "keep", None),
     (MATRIX, -7e4, torch.float32, "fp16", "fp16"),
+    (MATRIX, 3.4e38, torch.float32, "fp16", "fp16"),
+    (MATRIX, 3.4e38, torch.float64, "bf16", "bf16"),
     (MATRIX, 2.0**17, torch.bfloat16, "fp16", "fp16"),
     (VECTOR, 1e300, torch.float64, "keep", "fp32"),  # kept in fp32 whatever is asked for
     (VECTOR, 1e39, torch.float64, "bf16", "fp32"),
@@ -65,7 +67,10 @@ def test_values_beyond_a_types_range(
     )
     hint = str(caught.value.hint)
     assert ("--dtype keep" in hint) == (abs(value) < 3.402e38)
-    for dtype in ("keep", "bf16"):
+    # Where nothing helps, that is said: of which tensor, which value, and what would have to be done.
+    hopeless = f"No dtype has room for {abs(value):.3g}" in hint and f"Correct {name} in" in hint
+    assert hopeless == (abs(value) > 3.402e38)
+    for dtype in ("keep", "bf16", "fp32"):
         if f"--dtype {dtype}" in hint:
             convert_to(src, tmp_path / dtype, dtype=dtype)
     # Nothing is in the way of the next run.

@@ -280,7 +280,7 @@ def test_values_that_a_cast_makes_infinite(tmp_path: Path) -> None:
     src = write_checkpoint(tmp_path / "src", CONFIG, tensors)
     error = fails("non_finite", src, tmp_path / "dst", dtype="fp16")
     assert error.why == (
-        "lm_head.weight (1 values too large for fp16: up to 7e+04, it holds 6.55e+04)"
+        "lm_head.weight (1 value too large for fp16: up to 7e+04, it holds 6.55e+04)"
     )
     assert str(error.hint).startswith("--dtype keep, or --dtype bf16")
     convert_to(src, tmp_path / "bf16", dtype="bf16")
@@ -480,7 +480,7 @@ def test_a_source_that_changes_while_it_is_read(src: Path, tmp_path: Path) -> No
     plan = plan_conversion(open_source(src))
     file = src / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-400])
-    with pytest.raises(CheckpointError, match="has changed: it ends inside"):
+    with pytest.raises(CheckpointError, match=r"has changed .*\nit ends inside"):
         convert(plan, tmp_path / "dst")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from minivllm_engine.conversion import ConvertOptions, Plan, open_source, plan_conversion
 from minivllm_engine.conversion.patterns import as_regex, filled, matches
+from minivllm_engine.errors import ConfigError
 from support.tiny_checkpoint import OFFICIAL, nested, random_tensors, tiny_config, write_checkpoint
 
 CONFIG = tiny_config()
@@ -40,7 +41,92 @@ def test_matching(pattern: str, name: str, groups: tuple[str, ...] | None) -> No
 
 
 def test_a_range_cannot_use_up_the_memory() -> None:
-    assert as_regex("a.{0-999999999999}.b").fullmatch("a.7.b")
+    for numbers in ("0-999999999999", "9" * 5000, ",".join(["0-9999"] * 3)):
+        for wrong in (
+            {"renames": (("a.{" + numbers + "}.b", None),)},
+            {"allow_unmatched": ("a.{" + numbers + "}.b",)},
+            {"allow_missing": ("a.{" + numbers + "}.b",)},
+        ):
+            with pytest.raises(ConfigError, match="in braces") as caught:
+                ConvertOptions(**wrong)
+            assert "10,000 layers" in str(caught.value.why) and "*" in str(caught.value.hint)
+
+
+MISTAKES = [
+    # source, target, the side and the character from 1 that is pointed at, words of what, why and hint
+    ("layers.{9-1}.x", None, 8, "the range 9-1 is empty", "9 is more than 1", "1-9"),
+    ("a.{}.x", None, 3, "stands for no number", "{0-2,7}", "* stands for any"),
+    ("a.{a-b}.x", None, 3, "'a-b' is no number", "{0-2,7}", "* stands for any"),
+    ("a.{x}.x", None, 3, "'x' is no number", "{0-2,7}", "*"),
+    ("a.{-3}.x", None, 3, "'-3' is no number", "from 0", "0-2"),
+    ("a.{-3--1}.x", None, 3, "'-3--1' is no number", "from 0", "0-2"),
+    ("a.{1-}.x", None, 3, "without an end", "{0-2,7}", "last number"),
+    ("a.{1-2-3}.x", None, 3, "'1-2-3' is no number", "{0-2,7}", "*"),
+    ("a.{1,,2}.x", None, 3, "nothing beside a comma", "{0-2,7}", "comma away"),
+    ("a.{,1}.x", None, 3, "nothing beside a comma", "{0-2,7}", "comma away"),
+    ("a.{0, 1}.x", None, 3, "a blank in ' 1'", "{0-2,7}", "blank away"),
+    ("a.{01}.x", None, 3, "a leading 0 in '01'", "none", "0 away"),
+    ("a.{00-03}.x", None, 3, "a leading 0", "none", "0 away"),
+    ("a.{1.x", None, 3, "without its other half", "{0-2,7}", "Close it"),
+    ("a.1}.x", None, 4, "without its other half", "{0-2,7}", "Close it"),
+    ("a.in_proj_{qkv,z}.w", None, 11, "braces inside a segment", "between", "a line for each"),
+    ("a.{0}{1}.w", None, 3, "braces inside a segment", "between", "a line for each"),
+    ("a.{١}.w", None, 3, "is no number", "{0-2,7}", "*"),
+    ("a.b*.w", None, 4, "a * inside a segment", "one whole segment", "a line for each"),
+    ("a.***.w", None, 3, "a * inside a segment", "one whole segment", "a line for each"),
+    ("a..w", None, 3, "an empty segment", "dots", "dot away"),
+    (".a", None, 1, "an empty segment", "dots", "dot away"),
+    ("a.", None, 3, "an empty segment", "dots", "dot away"),
+    ("a.*", "b.*.*", 5, "more * than on the left", "which has 1", "as many"),
+    ("a.b", "b.{1}", 3, "more * than on the left", "which has 0", "as many"),
+    ("a.*", "b.{3}", 3, "{3} where the left has *", "no other number", "* here too"),
+    ("a.{0-2}.x", "a.{3-5}.x", 3, "{3-5} where the left has {0-2}", "no other", "{0-2} here too"),
+    ("a.*", "b.$1", 3, "'$' in the name of a target", "in order", "--dry-run"),
+    ("a.*", "b.\\1", 3, "'\\\\' in the name of a target", "in order", "--dry-run"),
+    ("a.*", "b.{name}", 3, "'name' is no number", "{0-2,7}", "*"),
+    ("a.*", "b c", 2, "' ' in the name of a target", "in order", "--dry-run"),
+    ("a", "ä.w", 1, "'ä' in the name of a target", "letters", "--dry-run"),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "at", "what", "why", "hint"), MISTAKES)
+def test_what_cannot_be_meant_is_refused_where_it_stands(
+    source: str, target: str | None, at: int, what: str, why: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ConvertOptions(renames=((source, target),))
+    refused = caught.value
+    assert what in refused.what and refused.what.endswith(f"(character {at})")
+    assert why in str(refused.why) and hint in str(refused.hint)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("a.{1-1}.x", "a.{1-1}.x"),
+        ("a.{1,1}.x", None),
+        ("a.{0-3,2}.x", None),
+        ("a.{0-9999}.x", "a.*.x"),
+        ("a.*.b.**", "x.**.y.*"),
+        ("it's $1 (here)", "norm.weight"),
+        ("**", "a.**"),
+    ],
+)
+def test_what_can_be_meant_is_taken(source: str, target: str | None) -> None:
+    assert ConvertOptions(renames=((source, target),)).renames == ((source, target),)
+
+
+@pytest.mark.parametrize("glob", ["a.{9-1}.x", "{}", "x{1,}", "{ 1}*", "a.{-1}"])
+def test_a_glob_with_numbers_that_are_none(glob: str) -> None:
+    for option in ("allow_unmatched", "allow_missing"):
+        with pytest.raises(ConfigError, match="character") as caught:
+            ConvertOptions(**{option: (glob,)})
+        assert caught.value.what.startswith(f"--{option.replace('_', '-')} {glob!r}: ")
+
+
+@pytest.mark.parametrize("glob", ["a.{x}.b", "{qkv,z}", "[{]", "a.{0-2}*", "}"])
+def test_braces_in_a_glob_that_are_part_of_a_name(glob: str) -> None:
+    assert ConvertOptions(allow_unmatched=(glob,)).allow_unmatched == (glob,)
 
 
 @pytest.mark.parametrize(
