@@ -1,6 +1,5 @@
 """`bench --compare BASE NEW`: what differs between two saved runs, and what of it is noise. No torch."""
 
-import json
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -104,7 +103,7 @@ def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: 
         differences.append(f"GPU ({gpus[0]}, {gpus[1]})")
     if base.model.hash != new.model.hash:
         differences.append(f"model ({base.model.name}, {new.model.name})")
-    left, right = (set(map(_key, one.rows)) for one in (base, new))
+    left, right = ({row.key for row in one.rows} for one in (base, new))
     if left != right:
         differences.append(f"workload ({len(left - right)} and {len(right - left)} without a pair)")
     if not differences:
@@ -115,15 +114,11 @@ def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: 
     run.console.warn(what)
 
 
-def _key(row: SavedRow) -> str:
-    return json.dumps([row.workload, row.arm], sort_keys=True)
-
-
 def _changes(base: SavedRun, new: SavedRun, metric: str) -> list[Change]:
-    others = {_key(row): row for row in new.rows}
+    others = {row.key: row for row in new.rows}
     found = []
     for row in base.rows:
-        other = others.get(_key(row))
+        other = others.get(row.key)
         if other is None:
             continue
         before, after = (

@@ -153,7 +153,7 @@ class _Session:
             self._console.warn(text)
         # Whatever ends the run, the rows so far are on disk.
         self._save(self._document.finished(self._gpu.document(), complete=False))
-        if self._flags.verify is not None and not workload.times_decode:
+        if self._flags.verify is not None and workload.reuses_prefixes:
             verifier = Verifier(llm, self._flags.verify, self._console, self._verify)
             repetition = make_repetition(workload, 0, llm.model_config.vocab_size, lines)
             verify_workload(llm, verifier, workload, repetition, self._between)
