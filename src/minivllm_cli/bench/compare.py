@@ -16,7 +16,7 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.console import print_result
 from minivllm_cli.generate.strict_json import dump_line
 from minivllm_cli.problems import CliError, ExitCode, Problem
-from minivllm_engine.units import parse_fraction
+from minivllm_engine.units import count_text, parse_fraction
 
 _HIGHER_IS_FASTER = ("tok_s",)
 
@@ -158,8 +158,8 @@ def _check_samples(changes: list[Change], runs: Mapping[Path, SavedRun], metric:
         if one.argv and any(0 < row.num_samples(metric) < FEWEST for row in one.rows)
     ]
     raise CliError(
-        f"--fail-if-slower: {len(few)} of {len(changes)} rows have too few samples to tell a change "
-        "from noise",
+        "--fail-if-slower: too few samples to tell a change from noise in "
+        f"{len(few)} of {count_text(len(changes), 'row')}",
         why=f"{FEWEST} are needed in both runs, so each --save with --reps {FEWEST} or more",
         hint=" && ".join(again) or f"minivllm bench --reps {FEWEST} --save FILE",
     )
@@ -220,7 +220,7 @@ def _judge(run: Invocation, changes: list[Change], most: float | None) -> ExitCo
     kind, batch = worst.row.workload.get("kind"), worst.row.workload.get("batch")
     run.console.error(
         Problem(
-            f"{len(slower)} of {len(changes)} rows are slower by more than {most:.1%}",
+            f"slower by more than {most:.1%}: {len(slower)} of {count_text(len(changes), 'row')}",
             why=f"{kind} batch {batch} {worst.row.arm}: {worst.slower:.1%} slower",
         )
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from minivllm_cli.bench.sampling import decode_spare
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.settings import Settings
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.memory_plan import MemoryPlan
@@ -77,14 +78,15 @@ def _too_many_requests(workload: Workload) -> Misfit | None:
     if workload.groups > workload.num_prompts:
         return Misfit(
             f"{name}: {workload.groups:,} groups share prefixes",
-            f"there are {workload.num_prompts:,} requests, so some groups would have none",
+            f"a row of {count_text(workload.num_prompts, 'request')} leaves some groups without any",
             ("groups",),
         )
     tokens = workload.num_prompts * (workload.depth + workload.prompt.high)
     if workload.num_prompts <= _MOST_REQUESTS and tokens <= _MOST_PROMPT_TOKENS:
         return None
     return Misfit(
-        f"{name}: {workload.num_prompts:,} requests with {tokens:,} prompt tokens in a repetition",
+        f"{name}: {count_text(workload.num_prompts, 'request')} with {tokens:,} prompt tokens in a "
+        "repetition",
         f"at most {_MOST_REQUESTS:,} and {_MOST_PROMPT_TOKENS:,}: all are made before it starts",
         ("num_prompts", "batch", "prompt_len", "depth"),
     )

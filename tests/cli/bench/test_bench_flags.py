@@ -171,15 +171,26 @@ def test_rows_that_are_far_too_large_come_with_advice_that_works_as_it_is_writte
     assert machine.engines
 
 
-def test_what_is_proposed_instead_of_a_huge_batch_is_the_largest_that_fits(
-    machine: FakeMachine, bench: Bench
+@pytest.mark.parametrize(
+    ("keys", "common"),
+    [
+        (["batch"], ("--depth", 100, "--gen-len", 4)),
+        (["gen-len", "depth"], ("--batch", 2)),
+        (["batch", "gen-len", "depth"], ()),
+    ],
+)
+def test_no_value_that_is_proposed_could_be_larger(
+    machine: FakeMachine, bench: Bench, keys: list[str], common: tuple[object, ...]
 ) -> None:
     machine.behaviour = Behaviour(device="cpu")
-    args = ("--workload", "decode", "--depth", 100, "--gen-len", 4)
-    hint = bench(*args, "--batch", HUGE, *SMALL).err.splitlines()[-1]
-    most = int(hint.removeprefix("try: --batch "))
-    assert bench(*args, "--batch", most + 1, *SMALL).code == 4
-    assert bench(*args, "--batch", most, *SMALL).code == 0
+    args = ("--workload", "decode", *common, "--set", "engine.cpu_memory=32MiB", *SMALL[2:])
+    huge = [word for key in keys for word in (f"--{key}", HUGE)]
+    words = bench(*args, *huge).err.splitlines()[-1].removeprefix("try: ").split()
+    found = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    assert sorted(found) == sorted(f"--{key}" for key in keys)
+    assert bench(*args, *words).code == 0
+    for flag, value in found.items():
+        assert bench(*args, *words, flag, value + 1).code in (2, 4), flag
 
 
 def test_what_was_set_too_large_for_any_row_is_told_as_it_is(
