@@ -10,8 +10,8 @@ from minivllm_engine.units import count_text
 _MANY_CUT = 0.05
 _KINDS = {
     "messages": "chat",
-    "prompt": "raw prompt",
-    "text": "raw text line",
+    "prompt": "prompt",
+    "text": "text line",
     "tokens": "token-id prompt",
     "batch": "batch line",
     "bad": "bad line",
@@ -93,7 +93,7 @@ def failure_text(tally: Tally, total: int) -> str:
 
 
 def kinds_text(kinds: Mapping[str, int]) -> list[str]:
-    """How many lines there are of each kind that there is: "8 chats", "1 raw prompt"."""
+    """How many lines there are of each kind that there is: "8 chats", "1 prompt"."""
     return [count_text(n, _KINDS[kind]) for kind, n in kinds.items() if n]
 
 

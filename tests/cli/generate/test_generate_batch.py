@@ -393,7 +393,7 @@ class TestOutput:
         (program.home / "in.txt").write_text('say a\n\nsay {"b": 1}\r\n')
         done = program.run("generate", fake_model, "-i", "in.txt", "--input-format", "text")
         assert _texts(done.records) == ["a", '{"b": 1}']
-        assert "2 text · 1 blank skipped" in done.err
+        assert "2 text lines · 1 blank skipped" in done.err
 
     def test_batch_lines_are_answered_in_their_own_shape(
         self, program: Program, fake_model: Path
@@ -546,7 +546,7 @@ class TestDryRun:
         source = program.write_lines("in", [_user("say a"), {"prompt": "say b"}])
         done = program.run("generate", fake_model, "-i", source, "--dry-run", "-o", source)
         assert done.code == 0
-        assert done.out.splitlines()[0] == "lines           2 (1 chat · 1 raw prompt)"
+        assert done.out.splitlines()[0] == "lines           2 (1 chat · 1 prompt)"
         assert "memory          fits: 256 state slots, 12,800 blocks of 64 tokens, 1.00 GiB" in (
             done.out
         )
