@@ -6,7 +6,6 @@ from minivllm_engine.cache_report import CacheReport
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.memory_layout import MemoryPlan
 from minivllm_engine.memory_limits import Planner
-from minivllm_engine.units import count_text
 
 _SMALLEST_GRID = 64
 
@@ -42,11 +41,11 @@ def advise(
     if stats.snapshots_evicted and in_vain:
         kib = -(-2 * plan.snapshot_bytes // 1024)
         flag = f"--set cache.snapshot_memory={kib}KiB"
-        lost = f"given up for room: {count_text(stats.snapshots_evicted, 'snapshot')}"
+        lost = f"{stats.snapshots_evicted:,} snapshots were given up for room"
         advice.append(_more(lost, flag, fits({"snapshot_memory": 1024 * kib})))
     if stats.blocks_evicted and misses.get("evicted"):
         count = 2 * plan.num_blocks
-        lost = f"given up for room: {count_text(stats.blocks_evicted, 'KV block')}"
+        lost = f"{stats.blocks_evicted:,} KV blocks were given up for room"
         advice.append(_more(lost, f"--set cache.num_blocks={count}", fits({"num_blocks": count})))
     shortest = plan.min_reusable_prefix
     smaller = shortest is not None and shortest > _SMALLEST_GRID
@@ -64,4 +63,4 @@ def advise(
 
 
 def _more(lost: str, flag: str, fits: bool) -> str:
-    return f"{lost}; {flag if fits else 'twice as much of it'} {'fits' if fits else 'does not fit'}"
+    return f"{lost}: {flag if fits else 'twice as much of it'} {'fits' if fits else 'does not fit'}"
