@@ -1,6 +1,7 @@
 """The layers of configuration above the files: environment variables, flags and `--set`."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -91,11 +92,16 @@ def read_arguments(
 
 
 def _from_flag(path: str, flag: str, value: Any) -> tuple[Entry | None, Problem | None]:
-    # Flags for numbers such as 32K arrive as text; MODEL and dtype are text.
+    shown = _shown(flag, value)
+    if not isinstance(value, str) or is_text(path):  # MODEL and dtype are text
+        return _checked(path, value, source=flag, shown=shown)
+    # Numbers such as 32K, and lists of them, arrive as text.
     raw: Any = value
-    if isinstance(value, str) and not is_text(path):
-        return _from_text(path, value, source=flag, shown=_shown(flag, value))
-    return _checked(path, raw, source=flag, shown=_shown(flag, value))
+    with suppress(yaml.YAMLError, RecursionError):
+        raw = parse_value(value)
+    if raw is None:  # a flag without a value asks for nothing
+        return None, Problem(f"{flag} {value!r}: no value", hint=f"leave {flag} out")
+    return _checked(path, raw, source=flag, shown=shown)
 
 
 def _shown(flag: str, value: Any) -> str:

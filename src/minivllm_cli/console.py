@@ -66,6 +66,7 @@ class Console:
         if json_events:
             self.use_json_events()
         self._above: Callable[[str], None] | None = None
+        self._remove: Callable[[], None] | None = None
         self._gone = False
 
     def use_json_events(self) -> None:
@@ -110,9 +111,22 @@ class Console:
         """One JSON object on a line, whatever else `json_events` says."""
         self._write_raw_line(json.dumps({"event": event, **fields}, allow_nan=False))
 
-    def draw_above(self, write: Callable[[str], None] | None) -> None:
-        """While a bar is on screen, lines go through `write`, which keeps the bar below them."""
-        self._above = write
+    def show_bar(self, write: Callable[[str], None], remove: Callable[[], None]) -> None:
+        """While a bar is on screen, lines go through `write`, which keeps the bar below them.
+
+        Args:
+            remove: takes the bar off the screen, until it is drawn again.
+        """
+        self._above, self._remove = write, remove
+
+    def forget_bar(self) -> None:
+        """There is no bar on screen (any more)."""
+        self._above = self._remove = None
+
+    def remove_bar(self) -> None:
+        """Take the bar off the screen: something else is about to be written there."""
+        if self._remove is not None:
+            self._remove()
 
     def write_line(self, text: str) -> None:
         """Write a line to stderr now, above the bar if there is one."""

@@ -259,7 +259,7 @@ class Timing:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's answer, so far or whole. `text`, `text_delta` and `finish_reason` are those of output 0.
+    """A request's answer, so far or whole. `text`, `text_delta` and `reasoning` are those of output 0.
 
     `params` is None where the request was refused before anything of it was understood.
     `prompt_logprobs`, where asked for, has an entry a prompt token as far as it was computed; nothing
@@ -291,7 +291,17 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        return self.outputs[0].finish_reason if self.outputs else None
+        """Why the request ended; None while an output is still being written.
+
+        `ABORT` and `ERROR` end a request as a whole, whatever some outputs had come to by then: those
+        keep their own reasons. Where every output came to its own end, it is that of output 0.
+        """
+        if self.error is not None:
+            return FinishReason.ERROR
+        reasons = [output.finish_reason for output in self.outputs]
+        if not reasons or None in reasons:
+            return None
+        return FinishReason.ABORT if FinishReason.ABORT in reasons else reasons[0]
 
 
 RequestStatus = Literal["waiting", "running", "finished"]

@@ -69,3 +69,8 @@ def format_size(num_bytes: int) -> str:
             return f"{num_bytes} B" if unit == "B" else f"{amount:.2f} {unit}"
         amount /= 1024
     return f"{amount:.2f} TiB"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number of things: "1 row", "2 rows", "1,024 rows"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

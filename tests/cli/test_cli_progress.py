@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cli.chat.terminal import Terminal
 from cli.program import Program
 from minivllm_cli import progress
 from minivllm_cli.console import Console
@@ -221,12 +222,74 @@ def test_short_count(number: float, text: str) -> None:
     assert short_count(number) == text
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
-def test_the_bar_is_two_lines_that_fit(width: int) -> None:
+def _bar_lines(progress: Progress, width: int) -> list[str]:
     from minivllm_cli.progress_bar import BarOnTerminal
 
     bar = BarOnTerminal(_Recorder())
     bar._rich.width = width
+    bar._progress = progress
+    with bar._rich.capture() as capture:
+        bar._rich.print(bar._render())
+    return re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 120, 140])
+@pytest.mark.parametrize("done", [0, 8])
+def test_a_bar_shows_the_end_of_each_line_at_any_width(width: int, done: int) -> None:
+    """Of what does not fit, whole figures are left out; nothing is cut off."""
+    stats = _stats(kv_blocks_total=28_612, state_slots_total=256, snapshots_total=957)
+    progress = Progress(
+        "generate",
+        done,
+        8,
+        out_tok_s=1248.4,
+        in_tok_s=81.5,
+        eta_s=41 if done else None,
+        stats=stats,
+    )
+    if done:
+        progress.mean_length, progress.hit = 16, 0.05
+    first, second = _bar_lines(progress, width)
+    for line in (first, second):
+        assert len(line) <= width and "…" not in line
+    assert first.startswith("generate ") and f" {done}/8 {100 * done // 8}%" in first
+    assert first.endswith(f" │ ETA {'0:41' if done else '-'}") and " │ out 1.2k tok/s" in first
+    assert second.startswith("run 0  wait 0 │ KV 0%") and " │ state 0/256" in second
+    assert ("len 16" in first) == (done > 0 and width >= 100)
+    assert ("preempt 0" in second) == (width >= 80)
+
+
+def test_failures_and_preemptions_are_the_last_to_be_left_out() -> None:
+    stats = _stats(kv_blocks_total=28_612, state_slots_total=256, num_preemptions=3)
+    progress = Progress("generate", 3, 8, failed=2, out_tok_s=9, in_tok_s=9, eta_s=1, stats=stats)
+    first, second = _bar_lines(progress, 60)
+    assert "err 2" in first and "preempt 3" in second and "blk" not in second
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_records_and_the_bar_share_a_terminal(
+    program: Program, fake_model: Path, order: str
+) -> None:
+    """A record must not be written into the bar's line, nor be wiped away with it."""
+    lines = [{"prompt": f"say {'x' * (i % 9)}record {i} ends here."} for i in range(30)]
+    source = program.write_lines("in", lines)
+    args = ["generate", str(fake_model), "-i", str(source), "--format", "text", "--order", order]
+    env = program.environ(TERM="xterm", FAKE_STEP_SECONDS="0.03", FAKE_TOKENS="3")
+    argv = [*program.command, *args, "--max-num-seqs", "4"]
+    with Terminal(argv, env, program.home, columns=80) as terminal:
+        assert terminal.wait_for_exit() == 0
+        shown = terminal.lines
+        _, _, later = terminal.raw.partition(b"record 9 ends")
+        assert b"run 4" in later, "the bar did not come back"
+    texts = [line["prompt"].removeprefix("say ") for line in lines]
+    found = [line for line in shown if "record" in line]
+    assert sorted(found) == sorted(texts)
+    assert order == "completion" or found == texts
+    assert not any("wait 0" in line or "━" in line for line in shown), "the bar is gone at the end"
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_bar_is_two_lines_that_fit(width: int) -> None:
     stats = _stats(
         num_running=64,
         num_waiting=124,
@@ -238,7 +301,7 @@ def test_the_bar_is_two_lines_that_fit(width: int) -> None:
         snapshots_total=32,
         bound_by="state slots",
     )
-    bar._progress = Progress(
+    progress = Progress(
         "generate",
         812,
         1000,
@@ -251,9 +314,7 @@ def test_the_bar_is_two_lines_that_fit(width: int) -> None:
         prefill=(4096, 14490),
         stats=stats,
     )
-    with bar._rich.capture() as capture:
-        bar._rich.print(bar._render())
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+    lines = _bar_lines(progress, width)
     assert len(lines) == 2
     assert all(len(line) <= width for line in lines)
     if width == 140:

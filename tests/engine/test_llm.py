@@ -396,6 +396,68 @@ def test_an_abort_returns_what_there_is(llm) -> None:
     assert llm.step() == []
 
 
+def several_outputs(llm, *, stops_early: int) -> str:
+    """A request of three outputs, of which one has ended by its stop token, and its id."""
+    params = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=20, ignore_eos=True)
+    (free,) = llm.generate(ids(146, 5), params)
+    others = {i for out in free.outputs if out.index != stops_early for i in out.token_ids}
+    stop = next(i for i in free.outputs[stops_early].token_ids if i not in others)
+    params = params.model_copy(update={"stop_token_ids": (stop,)})
+    name = llm.add_request(ids(146, 5), params)
+    while not any(
+        out.outputs[stops_early].finish_reason is not None and not out.finished
+        for out in llm.step()
+    ):
+        assert llm.has_unfinished
+    return name
+
+
+@pytest.mark.parametrize("early", [0, 2])
+def test_an_abort_ends_the_whole_request_whatever_some_outputs_had_come_to(llm, early) -> None:
+    name = several_outputs(llm, stops_early=early)
+    out = llm.abort(name)
+    each = [one.finish_reason for one in out.outputs]
+    assert out.finished and out.finish_reason is FinishReason.ABORT
+    assert each[early] is FinishReason.STOP
+    assert [reason for i, reason in enumerate(each) if i != early] == [FinishReason.ABORT] * 2
+
+
+def test_a_failure_ends_the_whole_request_whatever_some_outputs_had_come_to(
+    llm, monkeypatch
+) -> None:
+    several_outputs(llm, stops_early=0)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the fan fell off")
+
+    monkeypatch.setattr(llm._loop.runner, "run", fail)
+    outs = []
+    while llm.has_unfinished:
+        outs += llm.step()
+    assert outs[-1].finished and outs[-1].finish_reason is FinishReason.ERROR
+    assert outs[-1].outputs[0].finish_reason is FinishReason.STOP
+
+
+def test_a_request_has_no_reason_to_have_ended_before_all_its_outputs_have(llm) -> None:
+    params = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=20, ignore_eos=True)
+    (free,) = llm.generate(ids(146, 5), params)
+    stop = free.outputs[0].token_ids[0]
+    name = llm.add_request(ids(146, 5), params.model_copy(update={"stop_token_ids": (stop,)}))
+    seen = []
+    while llm.has_unfinished:
+        seen += [out for out in llm.step() if out.request_id == name]
+    assert any(out.outputs[0].finish_reason and not out.finished for out in seen)
+    for out in seen:
+        assert (out.finish_reason is None) == (not out.finished)
+    assert seen[-1].finish_reason is FinishReason.STOP
+
+
+def test_a_request_that_was_refused_ended_with_an_error(llm) -> None:
+    (out,) = llm.generate([[]], GREEDY)
+    assert out.error.code == "empty_prompt" and not out.outputs
+    assert out.finish_reason is FinishReason.ERROR
+
+
 def test_requests_added_by_hand_are_not_lost_to_generate(llm) -> None:
     name = llm.add_request(ids(145, 5), GREEDY)
     llm.generate([ids(146, 40)], GREEDY)

@@ -1,6 +1,5 @@
 """`bench --compare BASE NEW`: what differs between two saved runs, and what of it is noise. No torch."""
 
-import json
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.console import print_result
 from minivllm_cli.generate.strict_json import dump_line
 from minivllm_cli.problems import CliError, ExitCode, Problem
-from minivllm_engine.units import parse_fraction
+from minivllm_engine.units import count_text, parse_fraction
 
 _HIGHER_IS_FASTER = ("tok_s",)
 
@@ -104,7 +103,7 @@ def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: 
         differences.append(f"GPU ({gpus[0]}, {gpus[1]})")
     if base.model.hash != new.model.hash:
         differences.append(f"model ({base.model.name}, {new.model.name})")
-    left, right = (set(map(_key, one.rows)) for one in (base, new))
+    left, right = ({row.key for row in one.rows} for one in (base, new))
     if left != right:
         differences.append(f"workload ({len(left - right)} and {len(right - left)} without a pair)")
     if not differences:
@@ -115,15 +114,11 @@ def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: 
     run.console.warn(what)
 
 
-def _key(row: SavedRow) -> str:
-    return json.dumps([row.workload, row.arm], sort_keys=True)
-
-
 def _changes(base: SavedRun, new: SavedRun, metric: str) -> list[Change]:
-    others = {_key(row): row for row in new.rows}
+    others = {row.key: row for row in new.rows}
     found = []
     for row in base.rows:
-        other = others.get(_key(row))
+        other = others.get(row.key)
         if other is None:
             continue
         before, after = (
@@ -163,8 +158,8 @@ def _check_samples(changes: list[Change], runs: Mapping[Path, SavedRun], metric:
         if one.argv and any(0 < row.num_samples(metric) < FEWEST for row in one.rows)
     ]
     raise CliError(
-        f"--fail-if-slower: {len(few)} of {len(changes)} rows have too few samples to tell a change "
-        "from noise",
+        "--fail-if-slower: too few samples to tell a change from noise in "
+        f"{len(few)} of {count_text(len(changes), 'row')}",
         why=f"{FEWEST} are needed in both runs, so each --save with --reps {FEWEST} or more",
         hint=" && ".join(again) or f"minivllm bench --reps {FEWEST} --save FILE",
     )
@@ -225,7 +220,7 @@ def _judge(run: Invocation, changes: list[Change], most: float | None) -> ExitCo
     kind, batch = worst.row.workload.get("kind"), worst.row.workload.get("batch")
     run.console.error(
         Problem(
-            f"{len(slower)} of {len(changes)} rows are slower by more than {most:.1%}",
+            f"slower by more than {most:.1%}: {len(slower)} of {count_text(len(changes), 'row')}",
             why=f"{kind} batch {batch} {worst.row.arm}: {worst.slower:.1%} slower",
         )
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm_cli.env_command import environment
 from minivllm_cli.print_config import render_config_json
 from minivllm_cli.settings import Settings
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.load_report import LoadReport
@@ -92,5 +93,5 @@ class ResultDocument:
 def device_title(device: dict[str, Any]) -> str:
     """The device as people call it."""
     if device["kind"] == "cpu":
-        return f"CPU, {device['threads']} threads"
+        return f"CPU, {count_text(device['threads'], 'thread')}"
     return str(device["name"])

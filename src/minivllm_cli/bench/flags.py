@@ -231,7 +231,7 @@ class BenchFlags(OptionGroup):
                 ("--metric", self.metric),
                 ("--force", self.force),
             ):
-                if value:
+                if value not in (None, False):
                     raise CliError(f"{flag} goes with --compare", hint="--compare BASE NEW")
             if self.overwrite and self.save is None:
                 raise CliError("--overwrite goes with --save", hint="--save FILE")

@@ -34,6 +34,8 @@ def read_counts(value: object) -> tuple[int, ...]:
 def read_lengths(value: object) -> tuple[int | str, ...]:
     """As `read_counts`; "100~1024" stands for lengths that each request draws between these.
 
+    What means the same is written the same: "5~5" is 5, and "1~1k" is "1~1000".
+
     Raises:
         ValueError: as `read_counts`, or a length of nothing.
     """
@@ -50,7 +52,7 @@ def as_length(value: int | str) -> Length:
         return Length(value, value)
     low, _, high = value.partition("~")
     length = Length(parse_count(low), parse_count(high))
-    if not 0 < length.low < length.high:
+    if not 0 < length.low <= length.high:
         raise ValueError(f"{value!r} is no span of lengths (like 100~1024)")
     return length
 
@@ -77,8 +79,8 @@ def _percentile(text: object) -> float:
 
 def _lengths(text: object) -> list[int | str]:
     if isinstance(text, str) and "~" in text:
-        as_length(text.strip())
-        return [text.strip()]
+        length = as_length(text)
+        return [length.low] if length.low == length.high else [str(length)]
     return list(_one_or_range(text))
 
 

@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli import engine_factory
 from minivllm_cli.bench.arm import EAGER, GRAPH, Arm, arms_of
+from minivllm_cli.bench.fitting import Misfit, misfit, sized
 from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.bench.measuring import Times
 from minivllm_cli.bench.options import SHAPING
-from minivllm_cli.bench.sampling import decode_spare
+from minivllm_cli.bench.smaller_rows import TooLarge
 from minivllm_cli.bench.workload import Workload, own_workloads, suite_workloads
 from minivllm_cli.console import Console
-from minivllm_cli.problems import CliError, ExitCode
+from minivllm_cli.problems import CliError
 from minivllm_cli.settings import Settings
+from minivllm_engine.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
     from minivllm_engine.prepare import PreparedModel
 
 _QUICK_REPS = 3
-# What a step computes where nothing is set, on a CPU; more on a GPU, where less is spare.
-_STEP_TOKENS = 2048
-_DEFAULT_MODEL_LEN = 32 * 1024
 NAIVE, KV_CACHE = Arm("naive", naive=True), Arm("kv cache")
 FUSED, STAGE_GRAPH = Arm("+ fused"), Arm("+ graph", graph=True)
 _REFERENCE_OPS = ("attention_backend", "gated_delta_prefill", "gated_delta_decode")
@@ -68,17 +67,25 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     if is_suite and options.suite == "quick" and "bench.reps" not in settings.entries:
         reps = _QUICK_REPS
     times = Times(reps, options.warmup)
-    settings = _sized(settings, workloads)
     if flags.eager and not flags.graph and "graph.enabled" not in settings.entries:
         settings = settings.with_value("graph.enabled", False)
-    prepared = _prepare(settings, flags)
+    prepared = _prepared_for(settings, flags, workloads, is_suite=is_suite)
     arms = _arms(prepared, flags)
-    kept, skipped = _fitting(prepared, workloads, is_suite=is_suite)
+    kept, misfits = _fitting(prepared, workloads)
+    if misfits and not is_suite:
+        error = _too_large(settings, flags, workloads).error()
+        raise error or CliError(misfits[0].what, why=misfits[0].why)
+    skipped = tuple(f"skipped {one.what}: {one.why}" for one in misfits)
+    if not kept:
+        raise CliError("nothing of this suite fits", why="\n".join(skipped))
+    settings = sized(settings, workloads, None)
     if is_suite and options.suite == "stages":
         engines = _stages(settings, flags, prepared, kept, arms)
     else:
         engines = [EngineRun(prepared, tuple((w, arms_of(w, arms)) for w in kept))]
-    return BenchPlan(settings, tuple(engines), times, options.percentiles, tuple(skipped))
+    cases = [case for engine in engines for case in engine.cases]
+    _check_uses(flags, prepared, cases, is_suite=is_suite)
+    return BenchPlan(settings, tuple(engines), times, options.percentiles, skipped)
 
 
 def _workloads(settings: Settings, console: Console) -> tuple[list[Workload], bool]:
@@ -110,24 +117,6 @@ def _is_typed(settings: Settings, path: str) -> bool:
     return settings.source(path).startswith("--")
 
 
-def _sized(settings: Settings, workloads: Sequence[Workload]) -> Settings:
-    """As many sequences as the largest batch, and room for the longest, where nothing is set."""
-    if "engine.max_num_seqs" not in settings.entries:
-        settings = settings.with_value("engine.max_num_seqs", max(w.batch for w in workloads))
-    step = settings.get("engine.max_num_batched_tokens") or _STEP_TOKENS
-    longest = max(_needed(workload, step) for workload in workloads)
-    own = settings.bench.workload is not None
-    if own and longest > _DEFAULT_MODEL_LEN and "engine.max_model_len" not in settings.entries:
-        settings = settings.with_value("engine.max_model_len", longest)
-    return settings
-
-
-def _needed(workload: Workload, step_tokens: int) -> int:
-    """Longest sequence that a workload makes of a request."""
-    spare = decode_spare(workload, step_tokens) if workload.kind == "decode" else 0
-    return workload.longest + spare
-
-
 def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     if flags.shape is not None:
         return engine_factory.prepare_shape(str(flags.shape), settings)
@@ -154,73 +143,76 @@ def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Arm, ...]:
     return (EAGER, GRAPH) if has_graphs else (EAGER,)
 
 
+def _prepared_for(
+    settings: Settings, flags: BenchFlags, workloads: Sequence[Workload], *, is_suite: bool
+) -> "PreparedModel":
+    """An engine for the rows.
+
+    Raises:
+        CliError, EngineError: there can be none; of rows, what smaller ones there could be.
+    """
+    try:
+        return _prepare(sized(settings, workloads, None), flags)
+    except (CapacityError, ConfigError):
+        error = None if is_suite else _too_large(settings, flags, workloads).error()
+        if error is None or error.problems[0].hint is None:
+            raise  # it is not the rows that are too large
+        raise error from None
+
+
+def _too_large(settings: Settings, flags: BenchFlags, workloads: Sequence[Workload]) -> TooLarge:
+    shape = None if flags.shape is None else str(flags.shape)
+    return TooLarge(settings, workloads, engine_factory.make_planner(settings, shape))
+
+
 def _fitting(
-    prepared: "PreparedModel", workloads: Sequence[Workload], *, is_suite: bool
-) -> tuple[list[Workload], list[str]]:
-    """The workloads that fit, and why others do not. Of what was asked for itself, all must."""
-    kept, skipped = [], []
-    for workload in workloads:
-        problem = _misfit(prepared, workload)
-        if problem is None:
-            kept.append(workload)
-        elif is_suite:
-            why = f": {problem.problems[0].why}" if problem.problems[0].why else ""
-            skipped.append(f"skipped {problem.problems[0].what}{why}")
-        else:
-            raise problem
-    if not kept:
-        raise CliError("nothing of this suite fits", why="\n".join(skipped))
-    return kept, skipped
+    prepared: "PreparedModel", workloads: Sequence[Workload]
+) -> tuple[list[Workload], list[Misfit]]:
+    """The workloads that fit, and why others do not."""
+    positions = prepared.model_config.max_position_embeddings
+    found = [(workload, misfit(prepared.plan, positions, workload)) for workload in workloads]
+    kept = [workload for workload, problem in found if problem is None]
+    return kept, [problem for _, problem in found if problem is not None]
 
 
-def _misfit(prepared: "PreparedModel", workload: Workload) -> CliError | None:
-    plan, batch = prepared.plan, workload.batch
-    name = f"{workload.title}, batch {batch}"
-    needed = _needed(workload, plan.max_num_batched_tokens)
-    if needed > plan.max_model_len:
-        most = prepared.model_config.max_position_embeddings
-        return CliError(
-            f"{name}: up to {needed:,} tokens a request",
-            why=f"max_model_len is {plan.max_model_len:,}; the model's positions end at {most:,}",
-            hint=_shorter(workload, needed - plan.max_model_len),
+Cases = Sequence[tuple[Workload, tuple[Arm, ...]]]
+
+
+def _check_uses(
+    flags: BenchFlags, prepared: "PreparedModel", cases: Cases, *, is_suite: bool
+) -> None:
+    """Refuse checks that would check nothing.
+
+    Raises:
+        CliError: which, why, and what they are for.
+    """
+    instead = "--suite prefix" if is_suite else "--workload prefix"
+    if flags.verify is not None and (why := _nothing_reused(prepared, cases)):
+        caches = prepared.config.cache.prefix_cache
+        raise CliError(
+            "--verify has nothing to do: no request reuses a prefix",
+            why=why,
+            hint=f"{instead if caches else '--set cache.prefix_cache=true'}, or leave out --verify",
         )
-    if batch > plan.max_num_seqs:
-        return CliError(
-            f"{name}: {batch} sequences at once",
-            why=f"max_num_seqs is {plan.max_num_seqs}",
-            hint=f"--batch {plan.max_num_seqs}",
+    arms: dict[Workload, list[str]] = {}
+    for workload, each in cases:
+        arms.setdefault(workload, []).extend(arm.name for arm in each)
+    if flags.strict_equal and max(map(len, arms.values())) < 2:
+        device = prepared.config.engine.device
+        raise CliError(
+            "--strict-equal has nothing to do: there are no two arms to compare",
+            why=f"every workload runs in one arm alone, {cases[0][1][0].name}",
+            hint=f"{'--graph --eager' if device == 'cuda' else instead}, or leave out --strict-equal",
         )
-    if not workload.times_decode:
+
+
+def _nothing_reused(prepared: "PreparedModel", cases: Cases) -> str | None:
+    if not prepared.config.cache.prefix_cache:
+        return "cache.prefix_cache is false"
+    if any(workload.reuses_prefixes for workload, _ in cases):
         return None
-    if batch > plan.max_num_batched_tokens:
-        return CliError(
-            f"{name}: a decode step has {batch} tokens",
-            why=f"max_num_batched_tokens is {plan.max_num_batched_tokens}",
-            hint=f"--set engine.max_num_batched_tokens={batch}",
-        )
-    each = -(-needed // plan.block_size)
-    if batch * each > plan.num_blocks:
-        return DoesNotFit(
-            f"{name}: {batch * each:,} KV blocks",
-            why=f"there are {plan.num_blocks:,}, and all requests run side by side",
-            hint=f"--batch {max(plan.num_blocks // each, 1)}, or a smaller --depth",
-        )
-    return None
-
-
-def _shorter(workload: Workload, by: int) -> str:
-    """What would do instead of requests that are longer `by` so many tokens."""
-    parts = [("depth", workload.depth), ("prompt-len", workload.prompt.high)]
-    for name, tokens in (*parts, ("gen-len", workload.gen.high)):
-        if tokens > by:
-            return f"--{name} {tokens - by}"
-    return "shorter requests"
-
-
-class DoesNotFit(CliError):
-    """A workload needs more memory than there is."""
-
-    exit_code = ExitCode.DOES_NOT_FIT
+    kinds = " and ".join(dict.fromkeys(workload.kind for workload, _ in cases))
+    return f"prompts of {kinds} are random: none begins as another does"
 
 
 def _stages(

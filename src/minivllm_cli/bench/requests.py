@@ -66,6 +66,8 @@ def make_repetition(
 ) -> Repetition:
     """The requests of repetition `number`; the same number gives the same ids, in any process.
 
+    Lengths that are drawn do not depend on it: times of repetitions can be compared.
+
     Args:
         lines: of a file, for the workload `jsonl`, whose repetitions are all alike.
     """
@@ -81,11 +83,12 @@ def make_repetition(
                 for i in range(workload.batch)
             )
         )
+    lengths = random.Random(f"{workload.document()} lengths")
     prefixes = [_ids(rng, workload.depth, vocab_size) for _ in range(workload.groups)] or [()]
     requests = []
     for i in range(workload.num_prompts):
-        own = _ids(rng, _draw(rng, workload.prompt), vocab_size)
-        gen = _draw(rng, workload.gen)
+        own = _ids(rng, _draw(lengths, workload.prompt), vocab_size)
+        gen = _draw(lengths, workload.gen)
         params = _GREEDY.model_copy(update={"max_tokens": gen})
         requests.append(BenchRequest(f"{i}", prefixes[i % len(prefixes)] + own, params, gen))
     once = _GREEDY.model_copy(update={"max_tokens": 1})

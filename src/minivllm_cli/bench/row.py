@@ -115,8 +115,7 @@ def row_warnings(measured: Measured, row: dict[str, Any]) -> list[str]:
     """What makes a row doubtful."""
     name = f"{measured.workload.kind} batch {measured.workload.batch} {measured.arm.name}"
     found = []
-    about_cache = measured.workload.kind in ("prefix", "jsonl")
-    if row["prefix_hit"] >= _MOST_HITS and not about_cache:
+    if row["prefix_hit"] >= _MOST_HITS and not measured.workload.reuses_prefixes:
         found.append(
             f"{name}: {row['prefix_hit']:.1%} of the prompt tokens came from the prefix cache"
         )

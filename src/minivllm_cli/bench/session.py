@@ -32,6 +32,7 @@ from minivllm_cli.problems import CliError, ExitCode, OutputFailed, Problem
 from minivllm_cli.progress import Progress, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
 from minivllm_cli.whole_file import write_whole
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -85,7 +86,8 @@ class _Session:
             except KeyboardInterrupt:
                 self._end(complete=False)
                 done, total = len(self._document.rows), self._num_rows
-                self._console.write_line(f"{done} of {total} rows were finished{self._where()}")
+                rows = "1 row was" if total == 1 else f"{total} rows were"
+                self._console.write_line(f"{done} of {rows} finished{self._where()}")
                 return self._interrupts.exit_code
             except CliError:
                 self._end(complete=False)
@@ -153,7 +155,7 @@ class _Session:
             self._console.warn(text)
         # Whatever ends the run, the rows so far are on disk.
         self._save(self._document.finished(self._gpu.document(), complete=False))
-        if self._flags.verify is not None and not workload.times_decode:
+        if self._flags.verify is not None and workload.reuses_prefixes:
             verifier = Verifier(llm, self._flags.verify, self._console, self._verify)
             repetition = make_repetition(workload, 0, llm.model_config.vocab_size, lines)
             verify_workload(llm, verifier, workload, repetition, self._between)
@@ -248,7 +250,7 @@ class _Session:
             self._console.error(
                 Problem(
                     f"{base} and {other} gave other tokens (--strict-equal)",
-                    why=f"{first['equal']} of {first['of']} requests are equal in "
+                    why=f"equal: {first['equal']} of {count_text(first['of'], 'request')} in "
                     f"{first['workload']['kind']} batch {first['workload']['batch']}",
                 )
             )

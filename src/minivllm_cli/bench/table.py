@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minivllm_cli.bench.document import device_title
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 _Cell = Callable[[dict[str, Any]], str]
 
@@ -15,7 +15,7 @@ def head_lines(head: dict[str, Any], reps: int, warmup: int) -> list[str]:
     commit = f" ({env['commit'][:9]})" if env["commit"] else ""
     return [
         f"{head['model']['name']} {device['dtype']}, state {device['state_dtype']} · "
-        f"{device_title(device)} · {reps} reps, {warmup} warm-ups",
+        f"{device_title(device)} · {count_text(reps, 'rep')}, {count_text(warmup, 'warm-up')}",
         f"minivllm {env['minivllm']}{commit} · torch {env['torch']} · Python {env['python']}",
         f"reads memory at {_bandwidth(device['read_bytes_s'])} (measured now)",
         load_line(head["load"]),
@@ -32,7 +32,9 @@ def load_line(load: dict[str, Any]) -> str:
     if load["compile_s"]:
         text += f" · compile {load['compile_s']:.1f} s"
     if load["graph_sizes"]:
-        text += f" · capture {load['capture_s']:.1f} s, {len(load['graph_sizes'])} graphs"
+        text += (
+            f" · capture {load['capture_s']:.1f} s, {count_text(len(load['graph_sizes']), 'graph')}"
+        )
     return text
 
 
@@ -143,7 +145,7 @@ def graphs_line(
     if not load["graph_sizes"]:
         return None
     text = (
-        f"graphs: {len(load['graph_sizes'])} sizes · capture {load['capture_s']:.1f} s · "
+        f"graphs: {count_text(len(load['graph_sizes']), 'size')} · capture {load['capture_s']:.1f} s · "
         f"{format_size(load['graph_bytes'])}"
     )
     if kv_token_bytes:

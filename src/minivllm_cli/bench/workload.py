@@ -12,12 +12,21 @@ from minivllm_cli.problems import CliError
 Kind = Literal["prefill", "decode", "mixed", "prefix", "jsonl", "stages"]
 
 # What each kind reads of the keys in options.SHAPING.
-_USES: Mapping[str, tuple[str, ...]] = {
+USES: Mapping[str, tuple[str, ...]] = {
     "prefill": ("batch", "prompt_len", "num_prompts"),
     "decode": ("batch", "gen_len", "depth"),
     "mixed": ("batch", "prompt_len", "gen_len", "num_prompts"),
     "prefix": ("batch", "prompt_len", "gen_len", "depth", "num_prompts", "groups"),
     "jsonl": ("batch", "num_prompts"),
+}
+# What tells a row from others of its kind and batch; of `jsonl` also num_prompts, where there is a limit.
+IDENTITY: Mapping[str, tuple[str, ...]] = {
+    "prefill": ("prompt_len", "num_prompts"),
+    "decode": ("depth", "gen_len"),
+    "stages": ("depth", "gen_len"),
+    "mixed": ("prompt_len", "num_prompts", "gen_len"),
+    "prefix": ("depth", "prompt_len", "num_prompts", "gen_len", "groups"),
+    "jsonl": ("file",),
 }
 # The request of one token more than a warm prefix needs, and what follows it.
 _PREFIX_DEFAULTS: Mapping[str, Any] = {"prompt_len": (64,), "gen_len": (16,), "depth": (512,)}
@@ -54,6 +63,11 @@ class Workload:
         return self.kind in ("decode", "stages")
 
     @property
+    def reuses_prefixes(self) -> bool:
+        """Can requests begin alike? Random ones of their own never do."""
+        return self.kind in ("prefix", "jsonl")
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt and answer together; 0 where only a file knows."""
         if self.kind == "jsonl":
@@ -64,20 +78,17 @@ class Workload:
 
     def document(self) -> dict[str, Any]:
         """What says which row this is, in JSON and in a comparison."""
-        found: dict[str, Any] = {"kind": self.kind, "batch": self.batch}
-        if self.times_decode or self.kind == "prefix":
-            found["depth"] = self.depth
-        if self.kind == "jsonl":
-            limit = {"num_prompts": self.num_prompts} if self.num_prompts else {}
-            return found | {"file": self.file} | limit
-        if not self.times_decode:
-            found["prompt_len"] = _plain(self.prompt)
-            found["num_prompts"] = self.num_prompts
-        if self.kind != "prefill":
-            found["gen_len"] = _plain(self.gen)
-        if self.kind == "prefix":
-            found["groups"] = self.groups
-        return found
+        values: dict[str, Any] = {
+            "depth": self.depth,
+            "prompt_len": _plain(self.prompt),
+            "num_prompts": self.num_prompts,
+            "gen_len": _plain(self.gen),
+            "groups": self.groups,
+            "file": self.file,
+        }
+        limited = self.kind == "jsonl" and self.num_prompts
+        keys = (*IDENTITY[self.kind], *(("num_prompts",) if limited else ()))
+        return {"kind": self.kind, "batch": self.batch} | {key: values[key] for key in keys}
 
     @property
     def title(self) -> str:
@@ -149,10 +160,10 @@ def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload
     assert options.workload is not None
     kind = "jsonl" if options.workload.startswith(JSONL) else options.workload
     for key in is_set:
-        if key not in _USES[kind]:
+        if key not in USES[kind]:
             raise CliError(
                 f"bench.{key} is nothing that the workload {kind} has",
-                hint=f"it has {', '.join(_USES[kind])}",
+                hint=f"it has {', '.join(USES[kind])}",
             )
 
     def value(key: str) -> Any:
@@ -168,7 +179,7 @@ def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload
             for batch in value("batch")
         ]
     lists = [
-        value(key) if key in _USES[kind] else (None,)
+        value(key) if key in USES[kind] else (None,)
         for key in ("depth", "prompt_len", "gen_len", "batch")
     ]
     return [_row(kind, options, *choice) for choice in product(*lists)]

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from minivllm_engine.grid import boundary_grid
 from minivllm_engine.request import Divergence, Usage
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.tokenizer import Tokenizer
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 def recompute_text(total: int, state_at: int) -> str:
     """What a history of `total` tokens costs where a snapshot lies at `state_at`; 0 for none."""
-    left = f"{total - state_at:,} tokens to recompute"
+    left = f"{count_text(total - state_at, 'token')} to recompute"
     return f"snapshot at {state_at:,}, {left}" if state_at else left
 
 

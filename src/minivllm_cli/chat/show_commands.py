@@ -15,7 +15,7 @@ from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.print_config import describe_source, shown_value
 from minivllm_cli.problems import CliError
 from minivllm_engine.grid import boundary_grid
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl
@@ -140,7 +140,8 @@ def _cache(repl: "Repl") -> str:
     share = totals.cached_tokens / max(totals.prompt_tokens, 1)
     return text + (
         f"This chat's prompts: {reuse_text(totals.prompt_tokens, totals.cached_tokens)} ({share:.0%}); "
-        f"given up: {stats.snapshots_evicted:,} snapshots, {stats.blocks_evicted:,} blocks."
+        f"given up: {count_text(stats.snapshots_evicted, 'snapshot')}, "
+        f"{count_text(stats.blocks_evicted, 'block')}."
     )
 
 
@@ -183,7 +184,7 @@ def _prompt(repl: "Repl") -> str:
     chat = repl.chat
     ids = prompt_ids(chat)
     text = chat.llm.tokenizer.decode(ids, skip_special_tokens=False)
-    return f"{text}\n({len(ids):,} tokens)"
+    return f"{text}\n({count_text(len(ids), 'token')})"
 
 
 def prompt_ids(chat: Chat) -> list[int]:

@@ -8,6 +8,7 @@ from minivllm_cli.chat.arguments import no_argument, positive_number, whole_numb
 from minivllm_cli.chat.prompt import PromptInterrupt
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.problems import CliError
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl
@@ -116,7 +117,7 @@ def branches(repl: "Repl", argument: str) -> None:
 
 def turns(count: int) -> str:
     """A count of turns in words."""
-    return "1 turn" if count == 1 else f"{count:,} turns"
+    return count_text(count, "turn")
 
 
 def _last_question(transcript: Transcript) -> str:

@@ -34,6 +34,7 @@ from minivllm_cli.inspect_cache.watch import CacheWatch, cache_watch
 from minivllm_cli.problems import CliError
 from minivllm_cli.progress import Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     pass
@@ -53,7 +54,7 @@ def run_batch(
             return run_dry(batch.run, batch.settings, flags, batch.source, batch.model_path)
         journal = _open_journal(batch, stack)
         scan = scan_input(batch, journal)
-        sink = open_sink(batch.target, flags, journal, scan.indices, stack)
+        sink = open_sink(batch.target, flags, journal, scan.indices, run.console, stack)
         assert batch.prepared is not None
         watch = cache_watch(
             flags.cache_dump, "generate", batch.settings, batch.prepared, run.console
@@ -213,10 +214,13 @@ def answer_jobs(
 def _warn_of_raw_prompts(batch: Batch, scan: Scan, has_template: bool) -> None:
     raw = scan.kinds["prompt"] + scan.kinds["text"]
     good = scan.total - scan.num_bad
-    if has_template and not batch.flags.chat_template_for_prompts and 2 * raw > good:
-        if batch.flags.prompt is not None:
-            return
-        batch.run.console.warn(
-            f"{raw} of {good} lines are raw prompts, and this model has a chat template",
-            hint="--chat-template-for-prompts, unless they are meant to be raw",
-        )
+    is_asked_for = batch.flags.chat_template_for_prompts or batch.flags.prompt is not None
+    if not raw or is_asked_for or not has_template:
+        return
+    what = "is a raw prompt" if raw == 1 else "are raw prompts"
+    text = f"{raw:,} of {count_text(good, 'line')} {what}, and this model has a chat template"
+    hint = "--chat-template-for-prompts, unless that is meant"
+    if 2 * raw > good:
+        batch.run.console.warn(text, hint)
+    else:  # a file may well mix them
+        batch.run.console.note(f"{text}: {hint}")

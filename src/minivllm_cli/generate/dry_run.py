@@ -15,10 +15,11 @@ from minivllm_cli.generate.line_types import BadLine, Job, RequestLine
 from minivllm_cli.generate.prompts import PromptBuilder
 from minivllm_cli.generate.report import report_bad_lines
 from minivllm_cli.generate.scan import Scan
+from minivllm_cli.generate.summary import kinds_text
 from minivllm_cli.problems import CliError, ExitCode, Problem
 from minivllm_cli.settings import Settings
 from minivllm_engine.errors import CapacityError, RequestError
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 if TYPE_CHECKING:
     from minivllm_engine.tokenizer import Tokenizer
@@ -85,7 +86,7 @@ def run_dry(
         raise does_not_fit
     if not look.num_failing:
         return ExitCode.OK
-    what = f"{look.num_failing} of {look.scan.total} lines would fail"
+    what = f"{look.num_failing} of {count_text(look.scan.total, 'line')} would fail"
     if stop and look.scan.num_bad:
         raise CliError(what)
     run.console.error(Problem(what))
@@ -166,7 +167,7 @@ def _document(look: _Look, limit: int, memory: dict[str, Any]) -> dict[str, Any]
 def _table(document: dict[str, Any]) -> str:
     tokens = document["prompt_tokens"]
     lines = document["lines"]
-    kinds = " · ".join(f"{n:,} {kind}" for kind, n in lines.items() if kind != "total" and n)
+    kinds = " · ".join(kinds_text({kind: n for kind, n in lines.items() if kind != "total"}))
     rows = [
         ("lines", f"{lines['total']:,} ({kinds})"),
         ("sequences", f"{document['sequences']:,}"),
@@ -176,7 +177,7 @@ def _table(document: dict[str, Any]) -> str:
         ),
     ]
     for row in tokens["histogram"]:
-        rows.append((f"  up to {row['up_to']:,}", f"{row['prompts']:,} prompts"))
+        rows.append((f"  up to {row['up_to']:,}", count_text(row["prompts"], "prompt")))
     if document["truncated"]:
         rows.append(("truncated", f"{document['truncated']:,}"))
     if document["refused"]:
@@ -184,7 +185,9 @@ def _table(document: dict[str, Any]) -> str:
     over = document["too_long"]
     rows.append(("over the limit", f"{over['count']:,}"))
     for row in over["first"]:
-        rows.append((f"  {row['id']}", f"line {row['line']}, {row['prompt_tokens']:,} tokens"))
+        rows.append(
+            (f"  {row['id']}", f"line {row['line']}, {count_text(row['prompt_tokens'], 'token')}")
+        )
     memory = document["memory"]
     rows.append(("memory", memory["verdict"]))
     if memory["fits"]:

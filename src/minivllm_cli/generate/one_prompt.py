@@ -21,6 +21,7 @@ from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, loading_progr
 from minivllm_cli.settings import Settings
 from minivllm_engine.errors import RequestError
 from minivllm_engine.request import FinishReason, RequestOutput
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -184,7 +185,9 @@ def _report(console: Console, last: RequestOutput, tally: Tally) -> ExitCode:
     tally.num_ok += 1
     tally.ended[str(last.finish_reason)] += 1
     if last.finish_reason is FinishReason.LENGTH:
-        console.warn(f"stopped at max_tokens after {last.usage.completion_tokens} tokens")
+        console.warn(
+            f"stopped at max_tokens after {count_text(last.usage.completion_tokens, 'token')}"
+        )
     elif last.finish_reason is FinishReason.CONTEXT:
         console.warn("stopped at the end of the context", hint="--max-model-len N")
     return ExitCode.OK

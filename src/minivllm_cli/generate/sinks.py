@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from minivllm_cli.console import Results, claim_stdout, strip_controls
+from minivllm_cli.console import Console, Results, claim_stdout, strip_controls
 from minivllm_cli.generate.flags import GenerateFlags, Order
 from minivllm_cli.generate.journal import Journal
 from minivllm_cli.generate.output_target import OutputTarget
@@ -170,9 +170,12 @@ def open_sink(
     flags: GenerateFlags,
     journal: Journal | None,
     indices: Iterable[int],
+    console: Console,
     stack: ExitStack,
 ) -> Sink:
     """The sink of a checked target. Opening a FIFO waits for its reader.
+
+    Where stdout is a terminal, `console` may have a bar on it.
 
     Raises:
         CliError: the device cannot be opened.
@@ -184,9 +187,15 @@ def open_sink(
         return FileSink(target, journal, render, indices, in_order=in_order)
     if target.path is None:
         results = claim_stdout()
-        if results.is_terminal:
-            render = _renderer(flags, strip_controls)
-        return StreamSink(results.write, render, in_order=in_order)
+        if not results.is_terminal:
+            return StreamSink(results.write, render, in_order=in_order)
+
+        def write_beside_bar(data: bytes) -> None:
+            console.remove_bar()
+            results.write(data)
+
+        render = _renderer(flags, strip_controls)
+        return StreamSink(write_beside_bar, render, in_order=in_order)
     try:
         file = open(target.path, "wb", buffering=0)  # noqa: SIM115  (closed by the stack)
     except OSError as error:

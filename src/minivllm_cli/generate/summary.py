@@ -1,11 +1,21 @@
 """The summary as a table on stderr, with one line of advice where something can be done."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.generate.verify import verify_text
+from minivllm_engine.units import count_text
 
 _MANY_CUT = 0.05
+_KINDS = {
+    "messages": "chat",
+    "prompt": "prompt",
+    "text": "text line",
+    "tokens": "token-id prompt",
+    "batch": "batch line",
+    "bad": "bad line",
+}
 
 
 def render_summary(
@@ -62,7 +72,7 @@ def cut_short(tally: Tally, num_own: int, num_lines: int, *, forced: bool) -> st
     cut = tally.ended["length"]
     if not ended or cut / ended <= _MANY_CUT:
         return None
-    what = f"{cut} of {ended} outputs stopped at max_tokens"
+    what = f"{cut} of {count_text(ended, 'output')} stopped at max_tokens"
     if forced:
         return f"{what}, which --force-param max_tokens sets; a larger one gives them more room"
     if not num_own:
@@ -79,11 +89,16 @@ def cut_short(tally: Tally, num_own: int, num_lines: int, *, forced: bool) -> st
 def failure_text(tally: Tally, total: int) -> str:
     """How many requests failed, and of what."""
     causes = ", ".join(f"{code} {n}" for code, n in tally.failed.most_common())
-    return f"{tally.num_failed} of {total} requests failed: {causes}"
+    return f"{tally.num_failed} of {count_text(total, 'request')} failed: {causes}"
+
+
+def kinds_text(kinds: Mapping[str, int]) -> list[str]:
+    """How many lines there are of each kind that there is: "8 chats", "1 prompt"."""
+    return [count_text(n, _KINDS[kind]) for kind, n in kinds.items() if n]
 
 
 def _input_text(kinds: dict[str, int], num_blank: int) -> str:
-    parts = [f"{n:,} {kind}" for kind, n in kinds.items() if n]
+    parts = kinds_text(kinds)
     if num_blank:
         parts.append(f"{num_blank:,} blank skipped")
     return " · ".join(parts)

@@ -9,6 +9,7 @@ from minivllm_cli.generate.line_types import Job
 from minivllm_cli.generate.prompts import BuiltPrompt
 from minivllm_cli.problems import Problem
 from minivllm_engine.request import CompletionOutput, RequestOutput, SamplingParams
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -196,7 +197,7 @@ def verify_document(counts: VerifyCounts) -> dict[str, Any]:
 def verify_text(counts: VerifyCounts) -> str:
     """The counts as a line of the summary."""
     if not counts.replayed:
-        return f"nothing was replayed: {counts.reused:,} requests reused a prefix"
+        return f"nothing was replayed: {count_text(counts.reused, 'request')} reused a prefix"
     ties = f" · {counts.ties:,} tied" if counts.ties else ""
     return (
         f"{counts.replayed:,} of {counts.reused:,} that reused a prefix: {counts.equal:,} equal"

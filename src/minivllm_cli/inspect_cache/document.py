@@ -59,6 +59,7 @@ def plan_document(
             "max_num_batched_tokens": plan.max_num_batched_tokens,
             "largest_max_num_seqs": accepted.value,
             "bound_by": accepted.bound_by,
+            "set_max_model_len": config.engine.max_model_len,  # at which that limit holds
             "unlowered_max_num_seqs": unlowered.value,
             "unlowered_bound_by": unlowered.bound_by,
             "full_length_requests": plan.full_length_requests if result.ok else 0,

@@ -99,6 +99,7 @@ class Limits(_Part):
     max_num_batched_tokens: Count
     largest_max_num_seqs: Count
     bound_by: Literal["kv", "state", "snapshots"] | None
+    set_max_model_len: Count | None = None
     unlowered_max_num_seqs: Count
     unlowered_bound_by: Literal["kv", "state", "snapshots"] | None
     full_length_requests: Count

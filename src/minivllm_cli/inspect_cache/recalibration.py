@@ -10,7 +10,7 @@ from minivllm_engine.load_report import LoadReport
 from minivllm_engine.memory_layout import MemoryPlan
 from minivllm_engine.memory_limits import Planner
 from minivllm_engine.memory_remedies import find_remedies
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Recalibration:
         lines = [
             f"# graph reserve: {format_size(report.graph_bytes_planned)} planned, "
             f"{format_size(report.graph_bytes)} measured",
-            f"#   {len(sizes)} graphs, of batches up to {sizes[-1]}",
+            f"#   {count_text(len(sizes), 'graph')}, of batches up to {sizes[-1]}",
             f"# KV blocks: {self.num_blocks:,} in force, "
             f"{self.plan.num_blocks:,} with the measured reserve",
         ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from minivllm_cli.inspect_cache.tree import WIDTH, TreeOptions, draw_tree
+from minivllm_engine.units import count_text
 
 _REASONS = {
     "new_prefix": "nothing that begins like it was cached",
@@ -46,12 +47,12 @@ def _pool_lines(pools: dict[str, Any]) -> Iterator[str]:
 def _hit_lines(document: dict[str, Any]) -> Iterator[str]:
     hit, pools, nodes = document["hit"], document["pools"], document["nodes"]
     snapshots = pools["snapshots"]
-    segments = "1 segment" if len(nodes) == 1 else f"{len(nodes):,} segments"
     yield (
-        f"prefix cache: {segments} · {pools['kv']['cached']:,}/{pools['kv']['total']:,} blocks"
+        f"prefix cache: {count_text(len(nodes), 'segment')} · "
+        f"{pools['kv']['cached']:,}/{pools['kv']['total']:,} blocks"
         f" · snapshots {snapshots['used']:,}/{snapshots['total']:,}"
     )
-    yield f"hits, of {hit['prompt_tokens']:,} prompt tokens in {hit['requests']:,} requests:"
+    yield f"hits, of {hit['prompt_tokens']:,} prompt tokens in {count_text(hit['requests'], 'request')}:"
     yield f"  KV found  {hit['kv_tokens']:>12,}  {hit['kv']:>6.1%}"
     yield f"  usable    {hit['usable_tokens']:>12,}  {hit['usable']:>6.1%}  KV and a state were there"
     lost = hit["kv_tokens"] - hit["usable_tokens"]
@@ -66,13 +67,16 @@ def _hit_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _evicted_line(evicted: dict[str, int]) -> list[str]:
-    return [f"evicted: {evicted['snapshots']:,} snapshots, {evicted['kv_blocks']:,} KV blocks"]
+    return [
+        f"evicted: {count_text(evicted['snapshots'], 'snapshot')}, "
+        f"{count_text(evicted['kv_blocks'], 'KV block')}"
+    ]
 
 
 def _miss_lines(document: dict[str, Any]) -> Iterator[str]:
     counts = document["miss_counts"]
     total = sum(counts.values())
-    yield f"misses: {total:,} of {document['hit']['requests']:,} requests"
+    yield f"misses: {total:,} of {count_text(document['hit']['requests'], 'request')}"
     rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     width = max((len(f"{count:,}") for count in counts.values()), default=0)
     for reason, count in rows:

@@ -117,10 +117,14 @@ def _unit_lines(
 def _fits_lines(limits: dict[str, Any]) -> Iterator[str]:
     most, unlowered = limits["largest_max_num_seqs"], limits["unlowered_max_num_seqs"]
     length = f"{limits['max_model_len']:,}"
+    # A length that is set stays; one that is not gives way to more sequences.
+    at = limits["set_max_model_len"]
+    where = ", max_model_len lowered as needed" if at is None else f" at max_model_len {at:,}"
     if limits["bound_by"] is None:
         yield "fits: any max_num_seqs"
     else:
-        yield f"fits: max_num_seqs ≤ {most:,} ({_POOLS[limits['bound_by']]}); more ends with exit code 4"
+        yield f"fits: max_num_seqs ≤ {most:,} ({_POOLS[limits['bound_by']]}){where}"
+        yield "      more ends with exit code 4"
     if unlowered != most:
         yield f"      ≤ {unlowered:,} with a KV block each, max_model_len {length} and snapshots kept"
     yield (

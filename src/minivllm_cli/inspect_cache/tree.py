@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from minivllm_cli.problems import CliError
+from minivllm_engine.units import count_text
 
 WIDTH = 80
 DEFAULT_LIMIT = 20
@@ -221,10 +222,12 @@ def _left_out(
     lines = []
     if options.filters:
         above = len(shown) - len(chosen)
-        what = f"{passing:,} of {len(nodes):,} segments pass: {', '.join(options.filters)}"
+        what = (
+            f"{passing:,} of {count_text(len(nodes), 'segment')} pass: {', '.join(options.filters)}"
+        )
         lines.append(what + (f" (and {above:,} above them)" if above else ""))
     if passing > len(chosen):
         lines.append(
-            f"… {passing - len(chosen):,} segments more; --limit {passing} shows all of them"
+            f"… {count_text(passing - len(chosen), 'segment')} more; --limit {passing} shows all of them"
         )
     return lines

@@ -114,7 +114,10 @@ class FakeBenchEngine:
             self._memory = PrefixMemory()
         self.log.append(("clear",))
 
-    def add_request(self, prompt: Any, params: SamplingParams, *, request_id: str = "p") -> str:
+    def add_request(
+        self, prompt: Any, params: SamplingParams, *, request_id: str | None = None
+    ) -> str:
+        request_id = request_id or f"request-{len(self.log)}"
         ids = tuple(prompt["prompt_token_ids"])
         assert len(ids) + 1 <= self.max_model_len
         use = CacheUse(miss_reason="disabled")

@@ -4,18 +4,25 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.bench.conftest import Bench, Shown
+from cli.bench.fake_bench_engine import FakeMachine
 
+DECODE = {"kind": "decode", "batch": 1, "depth": 4, "gen_len": 8}
 RATES = [100.0, 101.0, 99.5, 100.4, 100.2, 99.8]
 
 
 def document(rates: list[float], **changes: Any) -> dict[str, Any]:
-    samples = [{"tok_s": r, "wall_s": 10 / r, "itl_ms": 1000 / r, "ttft_ms": None} for r in rates]
+    samples: list[dict[str, Any]] = [
+        {"tok_s": r, "wall_s": 10 / r, "itl_ms": 1000 / r} for r in rates
+    ]
+    for sample in samples:
+        sample |= dict.fromkeys(("ttft_ms", "queue_ms", "tpot_ms", "e2e_ms"))
     return {
         "schema_version": 1,
         "kind": "bench",
@@ -24,7 +31,7 @@ def document(rates: list[float], **changes: Any) -> dict[str, Any]:
         "config": {"engine": {"max_num_seqs": 8}},
         "model": {"name": "demo", "hash": "sha256:1"},
         "device": {"kind": "cuda", "name": "H200"},
-        "rows": [{"workload": {"kind": "decode", "batch": 1}, "arm": "graph", "samples": samples}],
+        "rows": [{"workload": dict(DECODE), "arm": "graph", "samples": samples}],
     } | changes
 
 
@@ -55,7 +62,7 @@ def test_verdicts_and_the_exit_code(compare: Any, factor: float, verdict: str, c
     assert row["change"] == pytest.approx(factor - 1)
     assert row["interval"][0] <= row["change"] <= row["interval"][1]
     if code:
-        assert "error: 1 of 1 rows are slower by more than 3.0%" in done.err
+        assert "error: slower by more than 3.0%: 1 of 1 row\n" in done.err
         assert "decode batch 1 graph: 25.0% slower" in done.err
 
 
@@ -80,7 +87,10 @@ def test_too_few_samples_are_no_verdict(compare: Any) -> None:
     done = compare(few, few, "--fail-if-slower", "3%")
     assert done.code == 2
     assert "too few" in done.out, "the table comes first"
-    assert "error: --fail-if-slower: 1 of 1 rows have too few samples to tell a change" in done.err
+    assert (
+        "error: --fail-if-slower: too few samples to tell a change from noise in 1 of 1 row\n"
+        in done.err
+    )
     assert "why: 5 are needed in both runs, so each --save with --reps 5 or more" in done.err
     assert "try: minivllm bench --reps 5 --save FILE" in done.err
 
@@ -126,7 +136,7 @@ def test_settings_that_differ_come_first(compare: Any) -> None:
     lines = compare(document(RATES), new).out.splitlines()
     assert lines[:3] == ["config engine.max_num_seqs: 8 → 16", "env torch: 2.11 → 2.13", ""]
     assert lines[3].split()[:4] == ["batch", "arm", "tok_s", "BASE"]
-    assert lines[4] == "decode"
+    assert lines[4] == "decode · depth 4 · gen 8"
     assert lines[5].split()[:4] == ["1", "graph", "100.1", "100.1"]
 
 
@@ -149,14 +159,136 @@ def test_a_run_that_was_interrupted_is_said_to_be(compare: Any) -> None:
         document([1e300]),
         document(RATES, kind="cache"),
         document(RATES, rows=[{"workload": {"kind": {"deep": 1}}, "arm": "a", "samples": [{}]}]),
+        document(RATES, rows=[]),
+        document(RATES, rows=["a row"]),
+        document(RATES, rows={"a": 1}),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_files_that_are_no_saved_runs(compare: Any, content: Any) -> None:
     done = compare(document(RATES), content)
     assert (done.code, done.out) == (2, "")
     assert "new.json is no saved run" in done.err
     assert "try: FILE of: minivllm bench --save FILE" in done.err
+
+
+def edited(change: Callable[[list[dict[str, Any]]], Any], **workload: Any) -> dict[str, Any]:
+    """A run of two rows, of which `change` does something to the rows."""
+    run = document(RATES)
+    second = copy.deepcopy(run["rows"][0])
+    second["workload"] = workload or DECODE | {"batch": 8}
+    run["rows"].append(second)
+    change(run["rows"])
+    return run
+
+
+PREFIX = {"kind": "prefix", "batch": 8, "depth": 9, "prompt_len": "3~4", "num_prompts": 9}
+PREFIX |= {"gen_len": 2, "groups": 1}
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (
+            edited(lambda rows: rows.append(copy.deepcopy(rows[1]))),
+            "row 3 (decode batch 8 graph) is there twice, as row 2 too",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].update(batch=1)),
+            "row 2 (decode batch 1 graph) is there twice, as row 1 too",
+        ),
+        (edited(lambda rows: rows[1].pop("arm")), "row 2 (decode batch 8), arm is missing"),
+        (
+            edited(lambda rows: rows[1].pop("samples")),
+            "row 2 (decode batch 8 graph), samples is missing",
+        ),
+        (edited(lambda rows: rows[1].pop("workload")), "row 2 (graph), workload is missing"),
+        (
+            edited(lambda rows: rows[1]["workload"].pop("gen_len")),
+            "row 2 (decode batch 8 graph), workload: gen_len is missing",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].pop("batch")),
+            "row 2 (decode graph), workload: batch is missing",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].pop("groups"), **PREFIX),
+            "row 2 (prefix batch 8 graph), workload: groups is missing",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].update(kind="decoding")),
+            "row 2 (decoding batch 8 graph), workload: kind decoding is none of prefill, ",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].update(batch="8")),
+            "row 2 (decode batch 8 graph), workload: batch cannot be 8",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].update(depth=4.5)),
+            "row 2 (decode batch 8 graph), workload: depth cannot be 4.5",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].update(gen_len="some")),
+            "row 2 (decode batch 8 graph), workload: gen_len cannot be some",
+        ),
+        (
+            edited(lambda rows: rows[1]["workload"].update(prompt_len="4~3"), **PREFIX),
+            "row 2 (prefix batch 8 graph), workload: prompt_len cannot be 4~3",
+        ),
+        *(
+            (
+                edited(lambda rows, key=key: rows[1]["samples"][2].pop(key)),
+                f"row 2 (decode batch 8 graph), sample 3, {key} is missing",
+            )
+            for key in ("tok_s", "wall_s", "itl_ms", "e2e_ms")
+        ),
+        (
+            edited(lambda rows: rows[1]["samples"][2].update(tok_s="100.5")),
+            "row 2 (decode batch 8 graph), sample 3, tok_s: should be a valid number",
+        ),
+        (
+            edited(lambda rows: rows[1]["samples"][0].update(itl_ms="9")),
+            "row 2 (decode batch 8 graph), sample 1, itl_ms: should be a valid number",
+        ),
+        (
+            edited(lambda rows: rows[1]["samples"][0].update(tok_s=0)),
+            "row 2 (decode batch 8 graph), sample 1, tok_s: should be greater than 0",
+        ),
+        (
+            edited(lambda rows: rows[1].update(samples=[])),
+            "row 2 (decode batch 8 graph), samples: List should have at least 1 item",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_base", [True, False])
+def test_a_file_that_was_edited_by_hand_is_refused_by_its_name_and_row(
+    compare: Any, run: dict[str, Any], why: str, is_base: bool
+) -> None:
+    good = edited(len)
+    assert compare(good, good).code == 0
+    done = compare(run, good) if is_base else compare(good, run)
+    assert (done.code, done.out) == (2, "")
+    what, shown, _ = done.err.splitlines()
+    assert what.startswith("error: ")
+    assert what.endswith(f"{'base' if is_base else 'new'}.json is no saved run")
+    assert shown.startswith(f"why: {why}")
+
+
+def test_runs_with_rows_of_every_kind_are_read_back(
+    machine: FakeMachine, bench: Bench, tmp_path: Path
+) -> None:
+    few = ("--reps", 1, "--warmup", 0, "-q")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt_token_ids": [1, 2], "max_tokens": 2}\n')
+    for name, args in (
+        ("long", ("--suite", "long")),
+        ("stages", ("--suite", "stages")),
+        ("spans", ("--workload", "mixed", "--prompt-len", "3~1k,5~5", "--gen-len", "1~3")),
+        ("lines", ("--workload", f"jsonl:{lines}", "--batch", 1, "--num-prompts", 1)),
+    ):
+        path = tmp_path / f"{name}.json"
+        assert bench(*args, "--save", path, *few).code == 0
+        assert bench("--compare", path, path, model=None).code == 0
 
 
 def test_escapes_in_settings_do_not_reach_the_terminal(compare: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from cli.program import REAL, Program
+from minivllm_cli.bench import fitting
 from minivllm_cli.bench.lists import Length, as_length, read_counts, read_lengths, read_percentiles
 
 
@@ -39,7 +40,9 @@ def test_lengths_and_percentiles() -> None:
     assert as_length("100~1K") == Length(100, 1024)
     assert as_length(8) == Length(8, 8)
     assert read_percentiles("99.9,50") == (50.0, 99.9)
-    for wrong in ("9~8", "~", "1~", "0~4"):
+    assert as_length("5~5") == Length(5, 5)
+    assert read_lengths("5~5,5,6, 1~1k,1~1000") == (5, 6, "1~1000")
+    for wrong in ("9~8", "~", "1~", "0~4", "0~0", "5~5~5"):
         with pytest.raises(ValueError):
             read_lengths(wrong)
     for wrong in ("101", "-1", "x", True):
@@ -72,7 +75,10 @@ def test_lengths_and_percentiles() -> None:
         (["--reps", "0"], "error: --reps 0: bench.reps: "),
         (["--overwrite"], "error: --overwrite goes with --save"),
         (["--save", "/"], "error: cannot write /"),
-        (["--workload", "decode", "--max-num-seqs", "2"], "why: max_num_seqs is 2\ntry: --batch 2"),
+        (
+            ["--workload", "decode", "--max-num-seqs", "2"],
+            "why: max_num_seqs is 2\ntry: --batch 1,2",
+        ),
         (["--workload", "decode", "--depth", "8k"], "why: max_model_len is 4,096; the model's"),
         (["--suite", "quick", "--max-model-len", "8"], "error: nothing of this suite fits"),
     ],
@@ -83,6 +89,173 @@ def test_usage_errors(machine: FakeMachine, bench: Bench, args: list[str], messa
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert not machine.engines, "found only after the weights were loaded"
+
+
+@pytest.mark.parametrize("value", ["", " ", "null"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--batch", "--prompt-len", "--gen-len", "--depth", "--percentiles", "--num-prompts"),
+        *("--groups", "--reps", "--warmup", "--max-num-seqs", "--max-model-len"),
+    ],
+)
+def test_a_flag_without_a_value_is_an_error(
+    machine: FakeMachine, bench: Bench, flag: str, value: str
+) -> None:
+    done = bench("--workload", "prefix", flag, value)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {flag} {value!r}: no value\ntry: leave {flag} out\n"
+
+
+@pytest.mark.parametrize("text", ["1,,8", ",", "1,"])
+def test_a_list_with_a_hole_is_an_error(machine: FakeMachine, bench: Bench, text: str) -> None:
+    for flag in ("--batch", "--prompt-len", "--gen-len", "--depth", "--percentiles"):
+        done = bench("--workload", "prefix", flag, text)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"error: {flag} {text}: bench.")
+
+
+@pytest.mark.parametrize("flag", ["--metric", "--fail-if-slower"])
+def test_an_empty_flag_of_a_comparison_is_not_ignored(
+    machine: FakeMachine, bench: Bench, flag: str
+) -> None:
+    assert f"{flag} goes with --compare" in bench("--suite", "quick", flag, "").err
+
+
+SMALL = ("--set", "engine.cpu_memory=8MiB", "--reps", 1, "--warmup", 0, "--eager", "-q")
+HUGE = 10**9
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--workload", "decode", "--batch", HUGE),
+        ("--workload", "decode", "--batch", f"1,2,{HUGE}", "--gen-len", "2,3"),
+        ("--workload", "decode", "--batch", 10**30, "--depth", 200),
+        ("--workload", "decode", "--set", f"bench.batch=[1,{HUGE}]"),
+        ("--workload", "prefill", "--batch", HUGE, "--prompt-len", 3),
+        ("--workload", "mixed", "--batch", HUGE, "--prompt-len", "2~5", "--gen-len", "1~3"),
+        ("--workload", "prefix", "--batch", HUGE, "--depth", 64),
+        ("--workload", "prefix", "--batch", HUGE, "--depth", 64, "--groups", HUGE),
+        ("--workload", "prefix", "--batch", 2, "--depth", 64, "--groups", 9),
+        ("--workload", "prefill", "--batch", 1, "--prompt-len", f"4,{HUGE}"),
+        ("--workload", "prefill", "--batch", 1, "--prompt-len", f"4~{HUGE}"),
+        ("--workload", "prefill", "--batch", 2, "--prompt-len", 9, "--num-prompts", HUGE),
+        ("--workload", "decode", "--batch", 1, "--depth", HUGE),
+        ("--workload", "decode", "--batch", 1, "--depth", HUGE, "--gen-len", HUGE),
+        ("--workload", "decode", "--batch", HUGE, "--depth", HUGE, "--gen-len", HUGE),
+        ("--shape", "0.8b", "--workload", "decode", "--batch", 1, "--depth", HUGE),
+        ("--shape", "0.8b", "--workload", "decode", "--batch", HUGE, "--gen-len", 2),
+    ],
+    ids=lambda args: " ".join(map(str, args[1:])),
+)
+def test_rows_that_are_far_too_large_come_with_advice_that_works_as_it_is_written(
+    machine: FakeMachine, bench: Bench, args: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_MOST_REQUESTS", 500)
+    machine.behaviour = Behaviour(device="cpu")
+    is_shape = "--shape" in args
+    small = SMALL[2:] if is_shape else SMALL
+    model = None if is_shape else "demo"
+    done = bench(*args, *small, model=model)
+    assert done.code in (2, 4) and done.out == ""
+    assert not machine.engines
+    lines = done.err.splitlines()
+    assert lines[-1].startswith("try: --") and len(lines) == 3, done.err
+    assert "max_model_len" not in lines[0], "nobody set that"
+    words = lines[-1].removeprefix("try: ").split()
+    if "--set" in words:  # which takes the place of the one that was typed
+        args = args[:2]
+    again = bench(*args, *small, *words, model=model)
+    assert again.code == 0, (words, again.err)
+    assert machine.engines
+
+
+@pytest.mark.parametrize(
+    ("keys", "common"),
+    [
+        (["batch"], ("--depth", 100, "--gen-len", 4)),
+        (["gen-len", "depth"], ("--batch", 2)),
+        (["batch", "gen-len", "depth"], ()),
+    ],
+)
+def test_no_value_that_is_proposed_could_be_larger(
+    machine: FakeMachine, bench: Bench, keys: list[str], common: tuple[object, ...]
+) -> None:
+    machine.behaviour = Behaviour(device="cpu")
+    args = ("--workload", "decode", *common, "--set", "engine.cpu_memory=32MiB", *SMALL[2:])
+    huge = [word for key in keys for word in (f"--{key}", HUGE)]
+    words = bench(*args, *huge).err.splitlines()[-1].removeprefix("try: ").split()
+    found = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    assert sorted(found) == sorted(f"--{key}" for key in keys)
+    assert bench(*args, *words).code == 0
+    for flag, value in found.items():
+        assert bench(*args, *words, flag, value + 1).code in (2, 4), flag
+
+
+def test_what_was_set_too_large_for_any_row_is_told_as_it_is(
+    machine: FakeMachine, bench: Bench
+) -> None:
+    done = bench("--workload", "decode", "--set", "cache.num_blocks=1000000000")
+    assert done.code == 4
+    assert done.err.startswith("error: cache.num_blocks 1000000000 needs ")
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--workload", "prefill"], "prompts of prefill are random"),
+        (["--workload", "decode", "--batch", 1], "prompts of decode are random"),
+        (["--workload", "mixed"], "prompts of mixed are random"),
+        (["--suite", "quick"], "prompts of decode are random"),
+        ([], "prompts of prefill and decode are random"),
+        (["--suite", "stages"], "prompts of stages are random"),
+        (["--workload", "prefix", "--set", "cache.prefix_cache=false"], "cache.prefix_cache is"),
+    ],
+)
+def test_verify_is_refused_where_no_request_can_reuse_a_prefix(
+    machine: FakeMachine, bench: Bench, args: list[object], why: str
+) -> None:
+    done = bench(*args, "--verify", 1)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(
+        "error: --verify has nothing to do: no request reuses a prefix\nwhy: "
+    )
+    assert f"why: {why}" in done.err
+    assert not machine.engines
+    words = done.err.splitlines()[-1].removeprefix("try: ").split(", or ")[0].split()
+    # A suite, or a key that is set, takes the place of what was typed.
+    kept = {"--suite": [], "--set": args[:2]}.get(words[0], args)
+    few = ["--reps", 1, "--warmup", 0, "--json", "-q"]
+    again = bench(*kept, *words, "--verify", 1, *few)
+    assert again.code == 0 and again.document["verify"]["replayed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "args"),
+    [
+        ("cpu", ["--workload", "prefill", "--prompt-len", 9]),
+        ("cpu", ["--workload", "decode"]),
+        ("cpu", ["--suite", "quick"]),
+        ("cpu", []),
+        ("cuda", ["--workload", "mixed", "--eager"]),
+        ("cuda", ["--workload", "decode", "--graph"]),
+    ],
+)
+def test_strict_equal_is_refused_where_there_is_one_arm_only(
+    machine: FakeMachine, bench: Bench, device: str, args: list[object]
+) -> None:
+    machine.behaviour = Behaviour(device=device)
+    done = bench(*args, "--strict-equal")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: --strict-equal has nothing to do: ")
+    arm = "graph" if "--graph" in args else "eager"
+    assert f"why: every workload runs in one arm alone, {arm}\n" in done.err
+    assert not machine.engines
+    words = done.err.splitlines()[-1].removeprefix("try: ").split(", or ")[0].split()
+    kept = [] if words[0] == "--suite" else args
+    again = bench(*kept, *words, "--strict-equal", "--reps", 1, "--warmup", 0, "--json", "-q")
+    assert again.code == 0 and again.document["equal"]
 
 
 def test_a_decode_batch_beyond_the_kv_blocks_does_not_fit(

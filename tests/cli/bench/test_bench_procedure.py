@@ -3,6 +3,7 @@
 import itertools
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,36 @@ def test_prompts_are_the_same_in_every_process_and_different_in_every_repetition
     for request in first.requests:
         assert 3 <= len(request.prompt_ids) <= 9 and request.gen in (1, 2, 3, 4)
         assert request.params.ignore_eos and request.params.temperature == 0
+
+
+@pytest.mark.parametrize("kind", ["prefill", "mixed", "prefix"])
+def test_lengths_that_are_drawn_are_those_of_every_repetition_and_arm(
+    machine: FakeMachine, bench: Bench, kind: str
+) -> None:
+    more = [] if kind == "prefill" else ["--gen-len", "2~50"]
+    args = ("--workload", kind, "--prompt-len", "3~90", "--batch", 4, "--num-prompts", 6, *more)
+    done = bench(*args, "--reps", 4, "--warmup", 1, "--json", "-q")
+    assert done.code == 0
+    (engine,) = machine.engines
+    found = [len(ids) for entry, ids, *_ in (e for e in engine.log if e[0] == "add")]
+    assert len(set(found)) > 2, "nothing was drawn"
+    rows = done.document["rows"]
+    samples = [sample for row in rows for sample in row["samples"]]
+    assert len({(s["in_tokens"], s["out_tokens"]) for s in samples}) == 1
+    assert {tuple(row["requested"]) for row in rows} == {
+        (samples[0]["in_tokens"], samples[0]["out_tokens"])
+    }
+
+
+def test_the_lengths_of_a_repetition_do_not_depend_on_its_number() -> None:
+    workload = Workload("mixed", 2, prompt=Length(3, 900), gen=Length(1, 400), num_prompts=9)
+    shapes = {
+        tuple((len(r.prompt_ids), r.gen) for r in make_repetition(workload, number, 99).requests)
+        for number in range(5)
+    }
+    assert len(shapes) == 1
+    other = make_repetition(replace(workload, prompt=Length(3, 901)), 0, 99)
+    assert tuple((len(r.prompt_ids), r.gen) for r in other.requests) not in shapes
 
 
 def test_k17_two_equal_runs_hit_nothing(machine: FakeMachine, bench: Bench) -> None:

@@ -257,6 +257,27 @@ class TestTemplates:
         assert [e["add"][0] for e in program.added] == [257, 257, 257]
         assert "raw prompts" not in done.err
 
+    @pytest.mark.parametrize(
+        ("num_raw", "said"),
+        [
+            (1, "1 of 4 lines is a raw prompt, and this model has a chat template: --chat-"),
+            (2, "2 of 4 lines are raw prompts, and this model has a chat template: --chat-"),
+            (3, "warning: 3 of 4 lines are raw prompts, and this model has a chat template"),
+        ],
+    )
+    def test_any_raw_line_is_told_and_most_of_them_warned_of(
+        self, program: Program, fake_model: Path, num_raw: int, said: str
+    ) -> None:
+        lines = [{"prompt": "say y"}] * num_raw + [_user("say x")] * (4 - num_raw)
+        source = program.write_lines("in", lines)
+        done = program.run("generate", fake_model, "-i", source)
+        assert any(line.startswith(said) for line in done.err_lines), done.err
+        assert done.err.count("--chat-template-for-prompts, unless that is meant") == 1
+        assert ("warning:" in done.err) == (num_raw > 2)
+        program.forget_engine()
+        program.run("generate", fake_model, "-i", source, "--chat-template-for-prompts")
+        assert [e["add"][0] for e in program.added] == [257] * 4
+
     def test_a_template_that_refuses_costs_one_record(
         self, program: Program, tmp_path: Path, fake_model: Path
     ) -> None:
@@ -372,7 +393,7 @@ class TestOutput:
         (program.home / "in.txt").write_text('say a\n\nsay {"b": 1}\r\n')
         done = program.run("generate", fake_model, "-i", "in.txt", "--input-format", "text")
         assert _texts(done.records) == ["a", '{"b": 1}']
-        assert "2 text · 1 blank skipped" in done.err
+        assert "2 text lines · 1 blank skipped" in done.err
 
     def test_batch_lines_are_answered_in_their_own_shape(
         self, program: Program, fake_model: Path
@@ -525,7 +546,7 @@ class TestDryRun:
         source = program.write_lines("in", [_user("say a"), {"prompt": "say b"}])
         done = program.run("generate", fake_model, "-i", source, "--dry-run", "-o", source)
         assert done.code == 0
-        assert done.out.splitlines()[0] == "lines           2 (1 messages · 1 prompt)"
+        assert done.out.splitlines()[0] == "lines           2 (1 chat · 1 prompt)"
         assert "memory          fits: 256 state slots, 12,800 blocks of 64 tokens, 1.00 GiB" in (
             done.out
         )

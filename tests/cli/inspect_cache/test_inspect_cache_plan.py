@@ -4,12 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.program import REAL, Finished, Program
+from minivllm_cli.application import run
 from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.prepare import prepare
@@ -134,28 +137,86 @@ def test_k14_k22_what_does_not_fit_is_printed_and_ends_with_exit_4(real: Program
     assert record["advice"][0] == f"--set engine.max_num_seqs={fitting}"
 
 
+@dataclass(frozen=True)
+class Shown:
+    code: int
+    out: str
+    err: str
+
+
+Here = Callable[..., Shown]
+
+
+@pytest.fixture
+def here(
+    real: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Here:
+    """`minivllm inspect-cache m ARGS` in this process, which takes a tenth of the time."""
+    monkeypatch.chdir(real.home)
+
+    def call(*args: str) -> Shown:
+        capsys.readouterr()
+        code = run(["inspect-cache", "m", *args])
+        return Shown(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("solve", [None, "max_num_seqs", "max_model_len"])
 @pytest.mark.parametrize(
     ("where", "sets"),
     [
+        (["--memory", "12GiB"], []),
         (["--memory", "12GiB"], ["--max-num-seqs", "100"]),
         (["--device", "cpu", "--memory", "16GiB"], ["--max-model-len", "4096"]),
+        (["--memory", "6GiB", "--set", "cache.num_blocks=700"], []),
+        (["--memory", "6GiB", "--set", "engine.state_dtype=bf16"], []),
     ],
 )
-def test_the_limit_that_is_printed_is_where_exit_4_begins(
-    real: Program, where: list[str], sets: list[str]
+def test_the_limits_that_are_printed_hold_where_they_say(
+    here: Here, where: list[str], sets: list[str], solve: str | None
 ) -> None:
-    first = inspect(real, "m", *where, *sets, "-q")
+    """Each printed value is fed back to the planner, with the length beside which it stands."""
+    first = here(*where, *sets, *([] if solve is None else ["--solve", solve]))
+    text = first.out if solve is None else first.err
     stated = re.search(
-        r"^fits: max_num_seqs ≤ ([\d,]+) \(.*\); more ends with exit code 4$", first.out, re.M
+        r"^fits: max_num_seqs ≤ ([\d,]+) \(.*?\)(, max_model_len lowered as needed"
+        r"| at max_model_len ([\d,]+))\n      more ends with exit code 4$",
+        text,
+        re.M,
     )
-    assert stated is not None, first.out
-    limit = int(stated[1].replace(",", ""))
-    sets = sets if "--max-num-seqs" not in sets else []
-    at, beyond = (
-        inspect(real, "m", *where, *sets, "--max-num-seqs", str(count), "-q")
-        for count in (limit, limit + 1)
+    assert stated is not None, text
+    assert (stated[3] is None) == (solve is None and "--max-model-len" not in sets)
+    at = [] if stated[3] is None else ["--max-model-len", stated[3].replace(",", "")]
+    most = int(stated[1].replace(",", ""))
+    within, beyond = (
+        here(*where, *at, "--max-num-seqs", str(count), "-q") for count in (most, most + 1)
     )
-    assert (at.code, beyond.code) == (0, 4)
+    assert (within.code, beyond.code) == (0, 4)
+    kept = re.search(r"^      ≤ ([\d,]+) with a KV block each, max_model_len ([\d,]+)", text, re.M)
+    if kept is not None:
+        count, length = (int(figure.replace(",", "")) for figure in kept.groups())
+        found = [
+            gives_way(here, [*where, "--max-model-len", str(length)], n) for n in (count, count + 1)
+        ]
+        assert found == [False, True]
+    full = re.search(r"^at max_model_len ([\d,]+): ([\d,]+) full-length requests", text, re.M)
+    assert full is not None
+    length, requests = (figure.replace(",", "") for figure in full.groups())
+    assert int(requests) * -(-int(length) // 64) <= tokens_held(text) // 64
+
+
+def gives_way(here: Here, args: list[str], count: int) -> bool:
+    """With so many sequences, is something lowered, or has one of them no KV block?"""
+    done = here(*args, "--max-num-seqs", str(count), "--json")
+    assert done.code == 0
+    return "lowered" in done.err or json.loads(done.out)["pools"]["kv"]["total"] < count
+
+
+def tokens_held(text: str) -> int:
+    found = re.search(r"^KV holds ([\d,]+) tokens", text, re.M)
+    assert found is not None
+    return int(found[1].replace(",", ""))
 
 
 def test_between_the_two_limits_something_is_lowered(real: Program) -> None:

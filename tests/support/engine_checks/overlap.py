@@ -109,7 +109,7 @@ class Schedule:
         self.ties += not same
         self.seen["greedy"] += 1
         stop = self.cut[name]
-        if stop and same and out.finish_reason is not FinishReason.ABORT:
+        if stop and same and output.finish_reason is not FinishReason.ABORT:
             self.seen["stopped"] += output.finish_reason is FinishReason.STOP
             first = answer.ids.index(stop[0])
             before = [i for i in output.token_ids if i == stop[0]]
