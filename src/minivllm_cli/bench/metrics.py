@@ -20,7 +20,8 @@ hit           share of the prompt tokens that came from the prefix cache.
               not computed
 speed-up      tok/s of an arm / of the first arm, repetition by repetition:
               the median, ± half of the spread
-tokens equal  requests that got the same greedy tokens in both arms
+tokens equal  requests that got the same greedy tokens in both arms; the arms of
+              stages sum in different orders, so in 16 bits near ties part them
 pays back     seconds of graph capture / (eager ITL - graph ITL): decode steps
 peak          bytes that tensors held at most in a repetition (CUDA only)
 

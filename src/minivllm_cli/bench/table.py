@@ -135,6 +135,8 @@ def pair_line(pair: dict[str, Any]) -> str:
             f"\n      first differs: repetition {first['repetition']}, request {first['request']}, "
             f"token {first['position']}: {one} and {two}"
         )
+        if pair["workload"]["kind"] == "stages":
+            text += "; these arms sum in different orders (--help-metrics)"
     return text
 
 

@@ -12,6 +12,7 @@ from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from minivllm_cli.bench.arm import EAGER, GRAPH, arms_of
 from minivllm_cli.bench.pairs import pair_document
+from minivllm_cli.bench.plan import KV_CACHE, NAIVE
 from minivllm_cli.bench.sampling import Sample
 from minivllm_cli.bench.table import RowTable, graphs_line, pair_line, payback_steps
 from minivllm_cli.bench.workload import suite_workloads
@@ -210,3 +211,19 @@ def test_help_metrics(bench: Bench) -> None:
     for metric in ("TTFT", "ITL", "TPOT", "E2E", "tok/s", "queue"):
         assert re.search(rf"^{metric} +\S", done.out, re.MULTILINE)
     assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_only_arms_that_sum_in_other_orders_say_so_where_they_part() -> None:
+    def samples(token: int) -> list[Sample]:
+        return [Sample(1.0, 8, 2, 2, 8.0, (), (), (), (), (), ((1, token),), 8, 0, 0)]
+
+    for suite, arms, said in (
+        ("stages", (NAIVE, KV_CACHE), True),
+        ("quick", (EAGER, GRAPH), False),
+    ):
+        workload = suite_workloads(suite)[0]
+        pair = pair_document(workload, (arms[0], samples(2)), (arms[1], samples(3)))
+        line = pair_line(pair)
+        assert "token 1: 2 and 3" in line and ("sum in different orders" in line) is said
+        equal = pair_document(workload, (arms[0], samples(2)), (arms[1], samples(2)))
+        assert "orders" not in pair_line(equal)
