@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from minivllm_engine.greedy_dual import GreedyDual
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTag:
@@ -21,14 +23,6 @@ class SnapshotTag:
     prefix: bytes
 
 
-@dataclass(slots=True)
-class _Snapshot:
-    tag: SnapshotTag
-    weight: float
-    priority: float
-    last_use: int
-
-
 class DeltaNetStateManager:
     """Hands out state slots 0 to num_slots - 1 and snapshots 0 to num_snapshots - 1.
 
@@ -36,10 +30,10 @@ class DeltaNetStateManager:
     at position 0 starts from zero whatever is there, and one that starts later from a snapshot.
 
     A snapshot is free, or reserved by a step that will write it, or stored, and then frozen: it is
-    only ever copied into slots. Which stored one is given up for another is decided by GreedyDual
-    (Young 1994; with sizes Cao and Irani 1997): recency, weighed by the work that it saves. All
-    snapshots are of one size, and so the work is work per byte. It is counted by the square root of
-    the tokens saved: else one long prompt would outlive hundreds of short ones that are used.
+    only ever copied into slots. Which stored one is given up for another is decided by `GreedyDual`:
+    recency, weighed by the work that it saves. All snapshots are of one size, and so the work is work
+    per byte. It is counted by the square root of the tokens saved: else one long prompt would outlive
+    hundreds of short ones that are used. What it saves is for `SnapshotWorth` to say.
     """
 
     def __init__(self, num_slots: int, num_snapshots: int = 0) -> None:
@@ -48,12 +42,8 @@ class DeltaNetStateManager:
         self._held: set[int] = set()
         self._free_snapshots = list(range(num_snapshots))
         self._reserved: set[int] = set()
-        self._stored: dict[int, _Snapshot] = {}
-        self._order: list[
-            tuple[float, int, int]
-        ] = []  # a heap; entries that a later use outdated stay
-        self._clock = 0.0
-        self._uses = 0
+        self._stored: dict[int, SnapshotTag] = {}
+        self._order = GreedyDual(num_snapshots)
         self.peak_used = 0
         self.peak_snapshots = 0
         self.num_evicted = 0
@@ -97,34 +87,33 @@ class DeltaNetStateManager:
         self._reserved.add(snapshot)
         return snapshot
 
-    def store_snapshot(self, snapshot: int, tag: SnapshotTag, tokens_saved: int) -> None:
-        """A reserved snapshot has been written, and whoever restores it need not compute so many tokens."""
+    def store_snapshot(self, snapshot: int, tag: SnapshotTag, tokens_saved: float) -> None:
+        """A reserved snapshot has been written, and is expected to save so many tokens."""
         self._reserved.remove(snapshot)
-        self._stored[snapshot] = _Snapshot(tag, math.sqrt(tokens_saved), 0.0, 0)
-        self._refresh(snapshot)
+        self._stored[snapshot] = tag
+        self._order.add(snapshot, math.sqrt(tokens_saved))
         self.peak_snapshots = max(self.peak_snapshots, len(self._stored))
 
     def use_snapshot(self, snapshot: int, tag: SnapshotTag) -> None:
         """A request starts from it. It must be the state that the request needs, and no other."""
         stored = self._stored[snapshot]
-        assert stored.tag == tag, f"snapshot {snapshot} is {stored.tag}, wanted {tag}"
-        self._refresh(snapshot)
+        assert stored == tag, f"snapshot {snapshot} is {stored}, wanted {tag}"
+        self._order.use(snapshot)
+
+    def reweigh_snapshot(self, snapshot: int, tokens_saved: float) -> None:
+        """A stored snapshot is expected to save so many tokens from now on."""
+        self._order.reweigh(snapshot, math.sqrt(tokens_saved))
 
     def cheapest_snapshot(self) -> int | None:
         """The stored snapshot to give up next. None where none is stored."""
-        while self._order:
-            priority, use, snapshot = self._order[0]
-            stored = self._stored.get(snapshot)
-            if stored is not None and (stored.priority, stored.last_use) == (priority, use):
-                return snapshot
-            heapq.heappop(self._order)
-        return None
+        return self._order.cheapest()
 
     def evict_snapshot(self, snapshot: int) -> None:
         """Free a stored snapshot because another needs the room."""
-        self._clock = max(self._clock, self._stored[snapshot].priority)
+        del self._stored[snapshot]
+        self._order.evict(snapshot)
+        self._free_snapshots.append(snapshot)
         self.num_evicted += 1
-        self.free_snapshot(snapshot)
 
     def free_snapshot(self, snapshot: int) -> None:
         """Free a reserved or stored snapshot."""
@@ -132,19 +121,11 @@ class DeltaNetStateManager:
             self._reserved.remove(snapshot)
         else:
             del self._stored[snapshot]
+            self._order.remove(snapshot)
         self._free_snapshots.append(snapshot)
 
-    def _refresh(self, snapshot: int) -> None:
-        stored = self._stored[snapshot]
-        self._uses += 1
-        stored.priority, stored.last_use = self._clock + stored.weight, self._uses
-        heapq.heappush(self._order, (stored.priority, stored.last_use, snapshot))
-        if len(self._order) > 4 * self.num_snapshots:
-            self._order = [(s.priority, s.last_use, i) for i, s in self._stored.items()]
-            heapq.heapify(self._order)
-
     def tag_of(self, snapshot: int) -> SnapshotTag:
-        return self._stored[snapshot].tag
+        return self._stored[snapshot]
 
     # -- integrity -------------------------------------------------------------------------------
 
@@ -158,6 +139,7 @@ class DeltaNetStateManager:
         writers = list(reserved)
         assert len(set(writers)) == len(writers), "two sequences write one snapshot"
         assert set(writers) == self._reserved, "reserved snapshots disagree with the step in flight"
+        assert self._order.keys() == set(self._stored), "the order of eviction misses a snapshot"
         groups = [*self._free_snapshots, *self._reserved, *self._stored]
         assert sorted(groups) == list(range(self.num_snapshots)), (
             "a snapshot is lost, or held twice"

@@ -11,6 +11,7 @@ from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.grid import boundary_grid
 from minivllm_engine.prefix_tree import Node, PrefixTree
 from minivllm_engine.request import CacheUse, Request
+from minivllm_engine.snapshot_worth import SnapshotWorth
 
 # Along one long prompt: at most so many snapshots.
 _MAX_SPARSE = 8
@@ -60,6 +61,7 @@ class PrefixCache:
         self.enabled = enabled
         self.grid = boundary_grid(blocks.block_size)
         self._tree = PrefixTree(blocks, states, model_id)
+        self._worth = SnapshotWorth(states)
         self.num_starts = self.num_requests = 0
         self.num_evicted_blocks = 0
         self.prompt_tokens = self.cached_tokens = self.kv_matched_tokens = self.restored_tokens = 0
@@ -104,13 +106,30 @@ class PrefixCache:
             node.hits += 1
             node.recomputed += node.end > match.start
             node.last_use = self.num_starts
+        self._learn(request, match)
         self._count(request, match.use)
         if not match.start:
             return None
         snapshot = held[-1].snapshot
         assert snapshot is not None
         self.states.use_snapshot(snapshot, self._tree.tag(held[-1]))
+        self._worth.used(held[-1])
         return snapshot
+
+    def _learn(self, request: Request, match: Match) -> None:
+        """What a request says about those before it by where it leaves what they had."""
+        if not match.nodes or request.cache_use is not None:
+            return
+        size, last = self.blocks.block_size, match.nodes[-1]
+        block_follows = request.num_tokens >= last.end + size
+        if block_follows and self._tree.find(self.hashes(request, last.end // size + 1)[-1]):
+            return  # its last block is cached too: it leaves nothing
+        other = next(last.latest_children(), None)
+        request.goes_on = other is None and block_follows
+        # In an answer it is the same conversation that goes on otherwise, not another one.
+        boundary = last.end // self.grid * self.grid
+        if other is not None and not other.in_answer and boundary:
+            match.nodes[boundary // size - 1].branch_point = True
 
     def _count(self, request: Request, use: CacheUse) -> None:
         if request.cache_use is not None or request.index:
@@ -201,9 +220,12 @@ class PrefixCache:
         if node is None or node.snapshot is not None:
             self.states.free_snapshot(snapshot)
             return
-        self._tree.attach_snapshot(node, snapshot)
         if end >= len(request.prompt_ids):
             self._replace_rolling(request, node)
+            worth = self._worth.of_answer(node, goes_on=request.goes_on)
+        else:
+            worth = self._worth.of_prompt(node)
+        self._tree.attach_snapshot(node, snapshot, worth)
 
     def _keep_blocks(self, request: Request, end: int) -> None:
         size, table = self.blocks.block_size, request.block_table
@@ -218,6 +240,7 @@ class PrefixCache:
                 ids = tuple(request.token_ids(i * size, (i + 1) * size))
                 node = Node(hashes[i], parent, table[i], ids, (i + 1) * size, request.answer_at)
                 node.last_use = self.num_starts
+                node.in_answer = node.end > len(request.prompt_ids)
                 self._tree.add(node)
             elif node.block != table[i]:
                 self.blocks.hold([node.block])

@@ -19,6 +19,10 @@ class Node:
         hits: requests that found it.
         recomputed: those of them that computed it again all the same, for want of a state after it.
         last_use: how many requests had started when it was found last, or else made.
+        in_answer: the request that computed this block got tokens of it as its answer.
+        branch_point: requests with other prompts have gone on from here.
+        saves: tokens that its snapshot saves, from the one above that stands while this one does.
+        superseded: the conversation that its snapshot is of has gone on from there to another one.
     """
 
     hash: bytes
@@ -31,6 +35,10 @@ class Node:
     hits: int = 0
     recomputed: int = 0
     last_use: int = 0
+    in_answer: bool = False
+    branch_point: bool = False
+    saves: int = 0
+    superseded: bool = False
     children: dict[bytes, "Node"] = field(default_factory=dict)
 
     def latest_children(self) -> Iterator["Node"]:
@@ -88,14 +96,10 @@ class PrefixTree:
         self._nodes[node.hash] = self._by_block[node.block] = node
         self.evicted.pop(node.hash, None)
 
-    def attach_snapshot(self, node: Node, snapshot: int) -> None:
+    def attach_snapshot(self, node: Node, snapshot: int, tokens_saved: float) -> None:
         """A snapshot that was reserved has been written: the state after `node`."""
-        before = node.parent
-        while before is not None and before.snapshot is None:
-            before = before.parent
-        saved = node.end - (0 if before is None else before.end)
-        self._states.store_snapshot(snapshot, self.tag(node), saved)
-        node.snapshot = snapshot
+        self._states.store_snapshot(snapshot, self.tag(node), tokens_saved)
+        node.snapshot, node.superseded = snapshot, False
         self._by_snapshot[snapshot] = node
         self.evicted.pop(node.hash, None)
 

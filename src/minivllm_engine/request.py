@@ -324,6 +324,7 @@ class Request:
         block_hashes: of its blocks, as far as they were needed.
         num_kept_blocks: blocks of the table that are in the cache.
         boundaries: where snapshots are wanted, ascending.
+        goes_on: its prompt begins with all that was computed of an earlier request, answer included.
         rolling_snapshot: the cache's node with the latest snapshot of the answer.
         cache_use: what it found when it first started; None before.
         prompt_logprobs: of the prompt's second token and those after it, as far as they are scored.
@@ -348,6 +349,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     num_kept_blocks: int = 0
     boundaries: list[int] = field(default_factory=list)
+    goes_on: bool = False
     rolling_snapshot: Any = None
     cache_use: CacheUse | None = None
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)

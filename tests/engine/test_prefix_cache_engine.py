@@ -319,6 +319,23 @@ def test_c9_without_reuse_the_cache_computes_nothing_more_and_copies_little(tiny
     )
 
 
+def test_c7_chats_in_turns_go_on_from_their_answers_with_few_snapshots(tiny_model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    found = {}
+    for memory in ("320KiB", "4MiB"):
+        with engine(tiny_model, snapshot_memory=memory, num_blocks=400) as llm:
+            chats = [ids(i, 100) for i in range(6)]
+            for turn in range(4):
+                for i, chat in enumerate(chats):
+                    (out,) = ask(llm, chat, params=params)
+                    chats[i] = chat + out.outputs[0].token_ids + ids(100 * turn + i, 100)
+            total = llm.stats().snapshots_total
+            found[total] = (llm.stats().cached_tokens, chats)
+    (few, (saved, chats)), (_, (best, same)) = sorted(found.items())
+    assert 7 <= few <= 10, "more than one a chat, fewer than two"
+    assert saved >= 0.85 * best > 0 and chats == same
+
+
 def test_c12_snapshots_stay_within_their_budget(tiny_model) -> None:
     with engine(tiny_model, snapshot_memory="40KiB") as llm:
         pool = llm._loop.runner.pool
