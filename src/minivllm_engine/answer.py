@@ -9,6 +9,7 @@ from minivllm_engine.request import (
     CacheUse,
     CompletionOutput,
     FinishReason,
+    IdsSoFar,
     PositionLogprobs,
     Request,
     RequestOutput,
@@ -124,9 +125,9 @@ class Answer:
         """All of the answer so far; its deltas are what came since the last snapshot."""
         outputs = [self._completion(output) for output in self._outputs]
         completion_tokens = reasoning_tokens = 0
-        for output in outputs:
-            completion_tokens += len(output.token_ids)
-            reasoning_tokens += output.reasoning_tokens
+        for output in self._outputs:
+            completion_tokens += len(output.request.output_ids)
+            reasoning_tokens += output.detokenizer.num_reasoning_tokens
         computed = len(self._prompt_list)
         if not completion_tokens:
             computed = min(output.request.num_computed_tokens for output in self._outputs)
@@ -197,7 +198,7 @@ class Answer:
             text_delta=text[output.sent_text :],
             reasoning=reasoning,
             reasoning_delta=(reasoning or "")[output.sent_reasoning :],
-            token_ids=list(output.request.output_ids),
+            token_ids=IdsSoFar(output.request.output_ids, len(output.request.output_ids)),
             reasoning_tokens=output.detokenizer.num_reasoning_tokens,
             logprobs=None if self.params.logprobs is None else list(output.logprobs),
             finish_reason=output.finish_reason,

@@ -1,6 +1,6 @@
 """A request as the user writes it (SamplingParams), as the engine runs it (Request), as it is answered."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
@@ -177,7 +177,31 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class IdsSoFar:
+    """The first `count` of ids to which only more are added."""
+
+    ids: list[int]
+    count: int
+
+
+class _TokenIds:
+    """A list of ids that is copied when it is first read. Hundreds of answers are reported a step, and
+    copies would take the longer the longer they are."""
+
+    def __get__(self, output: "CompletionOutput | None", owner: object = None) -> list[int]:
+        if output is None:
+            return ()  # type: ignore[return-value]  # where the dataclass asks for the default
+        held: list[int] | IdsSoFar = vars(output)["token_ids"]
+        if isinstance(held, IdsSoFar):
+            held = vars(output)["token_ids"] = held.ids[: held.count]
+        return held
+
+    def __set__(self, output: "CompletionOutput", ids: Sequence[int] | IdsSoFar) -> None:
+        vars(output)["token_ids"] = ids if isinstance(ids, IdsSoFar | list) else list(ids)
+
+
+@dataclass
 class CompletionOutput:
     """One of a request's `n` outputs: everything so far, and what is new since the last step."""
 
@@ -186,7 +210,7 @@ class CompletionOutput:
     text_delta: str = ""
     reasoning: str | None = None
     reasoning_delta: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: _TokenIds = _TokenIds()
     reasoning_tokens: int = 0
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import pickle
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from minivllm_engine import (
     RequestError,
     SamplingParams,
 )
-from minivllm_engine.request import FinishReason
+from minivllm_engine.request import CompletionOutput, FinishReason
 from support.oracle import Oracle, agrees
 
 VOCAB = 320  # of the tiny model
@@ -601,3 +603,27 @@ def test_answers_that_are_known_outlive_a_step_that_is_interrupted(tiny_model, m
         monkeypatch.setattr(llm._loop.runner, "run", run)
         assert [out.finished for out in llm.step() if out.request_id == short][-1]
         stream.close()
+
+
+def test_ids_that_were_reported_stay_as_they_were_and_are_the_readers_own(tiny_model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(tiny_model) as llm:
+        (expected,) = llm.generate([5, 6, 7], params)
+        llm.add_request([5, 6, 7], params)
+        seen = []
+        while llm.has_unfinished:
+            seen += llm.step()
+            if len(seen) == 3:
+                seen[1].outputs[0].token_ids.append(-1)
+                seen[1].outputs[0].token_ids[0] = -1
+    whole = expected.outputs[0].token_ids
+    assert len(whole) == 8
+    lengths = [out.usage.completion_tokens for out in seen]
+    assert lengths[-1] == 8 and sorted(lengths) == lengths and len(set(lengths)) > 3
+    assert seen[1].outputs[0].token_ids == [-1, *whole[1 : lengths[1]], -1]
+    del seen[1], lengths[1]
+    assert [out.outputs[0].token_ids for out in seen] == [whole[:n] for n in lengths]
+    copied = pickle.loads(pickle.dumps(replace(seen[2].outputs[0], index=3)))
+    assert copied == replace(seen[2].outputs[0], index=3)
+    assert asdict(copied)["token_ids"] == whole[: lengths[2]]
+    assert CompletionOutput(0).token_ids == []

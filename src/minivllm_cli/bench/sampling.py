@@ -33,7 +33,7 @@ class _Track:
     def see(self, output: RequestOutput, now: float) -> None:
         """Take an output of the engine, which came at `now`."""
         self.output = output
-        count = sum(len(one.token_ids) for one in output.outputs)
+        count = output.usage.completion_tokens
         new = count - self.count
         if new <= 0:
             return
