@@ -35,11 +35,13 @@ class Soak:
 
     Attributes:
         step_limit: seconds that a step may take.
+        hang_limit: seconds of a step after which the program prints where it stands, and ends.
     """
 
     llm: LLM
     concurrency: int
     step_limit: float
+    hang_limit: float
     rng: random.Random
     live: set[str] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
@@ -93,7 +95,7 @@ class Soak:
         self.seen["aborted"] += 1
 
     def _step(self) -> None:
-        faulthandler.dump_traceback_later(4 * self.step_limit, exit=True)
+        faulthandler.dump_traceback_later(self.hang_limit, exit=True)
         began = time.monotonic()
         outputs = self.llm.step()
         took = time.monotonic() - began
@@ -175,7 +177,8 @@ def main() -> int:
         if args.model is None
         else LLM(args.model, config=config) as llm
     ):
-        soak = Soak(llm, args.concurrency, args.step_limit, random.Random(args.seed))
+        limit = args.step_limit
+        soak = Soak(llm, args.concurrency, limit, 4 * limit, random.Random(args.seed))
         soak.run(args.minutes * 60)
         print(soak.summary())
     return 1 if soak.failures else 0

@@ -1,6 +1,7 @@
 """Fixtures: a model directory for the fake engine, and the program that runs on it."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,18 @@ import pytest
 
 from cli.program import Program
 from support.byte_tokenizer import write_byte_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """What runs of the program in this process do to the loggers is undone."""
+    loggers = [logging.getLogger(name) for name in ("minivllm_engine", "py.warnings", None)]
+    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
+    yield
+    logging.captureWarnings(False)
+    for log, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -163,3 +164,21 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
+
+
+def is_idle(pid: int, handles: signal.Signals) -> bool:
+    """Has a process a handler for that signal, and nothing to do? Looks for half a second."""
+    if not Path("/proc").exists():
+        time.sleep(3)
+        return True
+
+    def spent() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    if not int(caught, 16) >> (handles - 1) & 1:
+        return False
+    before = spent()
+    time.sleep(0.5)
+    return spent() == before

@@ -1,8 +1,7 @@
 """Fixtures: a small checkpoint to convert, and the command run here or in a process of its own."""
 
-import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def src(tmp_path: Path) -> Path:
 @pytest.fixture
 def here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Run]:
+) -> Run:
     """`convert-weights` in this process, where torch is loaded already; relative paths are in tmp_path."""
     from minivllm_cli.application import run
 
@@ -46,13 +45,7 @@ def here(
         captured = capsys.readouterr()
         return Finished(code, captured.out.encode(), captured.err.encode())
 
-    loggers = [logging.getLogger(name) for name in ("minivllm_engine", "py.warnings", None)]
-    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
-    yield convert_weights
-    logging.captureWarnings(False)
-    for log, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        log.handlers, log.propagate = handlers, propagate
-        log.setLevel(level)
+    return convert_weights
 
 
 @pytest.fixture

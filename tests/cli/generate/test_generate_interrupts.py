@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.program import Program, read_records, wait_for
+from cli.program import Program, is_idle, read_records, wait_for
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
@@ -46,13 +46,11 @@ def test_h17_while_reading_stdin(
     assert process.stdin is not None
     process.stdin.write(b'{"prompt": "say a"}\n')
     process.stdin.flush()
-    # The interpreter is up once it waits for more: there is no sign of that but its idleness.
-    time.sleep(1.5)
+    wait_for(lambda: is_idle(process.pid, signal.SIGTERM))
     began = time.monotonic()
     process.send_signal(number)
-    process.wait(10)
-    assert time.monotonic() - began < 5
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 15
     assert (process.returncode, out) == (code, b"")
     assert b"stopping while reading the input. Ctrl-C again to leave at once.\n" in err
 
