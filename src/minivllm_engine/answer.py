@@ -9,7 +9,6 @@ from minivllm_engine.request import (
     CacheUse,
     CompletionOutput,
     FinishReason,
-    IdsSoFar,
     PositionLogprobs,
     Request,
     RequestOutput,
@@ -128,7 +127,7 @@ class Answer:
         for output in self._outputs:
             completion_tokens += len(output.request.output_ids)
             reasoning_tokens += output.detokenizer.num_reasoning_tokens
-        computed = len(self._prompt_list)
+        computed = len(self._prompt_ids)
         if not completion_tokens:
             computed = min(output.request.num_computed_tokens for output in self._outputs)
         return RequestOutput(
@@ -198,12 +197,12 @@ class Answer:
             text_delta=text[output.sent_text :],
             reasoning=reasoning,
             reasoning_delta=(reasoning or "")[output.sent_reasoning :],
-            token_ids=IdsSoFar(output.request.output_ids, len(output.request.output_ids)),
             reasoning_tokens=output.detokenizer.num_reasoning_tokens,
             logprobs=None if self.params.logprobs is None else list(output.logprobs),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
+        completion.set_ids_so_far(output.request.output_ids)
         output.sent_text, output.sent_reasoning = len(text), len(reasoning or "")
         return completion
 

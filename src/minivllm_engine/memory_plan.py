@@ -111,7 +111,10 @@ def _what_does_not_fit(
 ) -> tuple[str, str]:
     """Names what was set too large, if one key is to blame, else the sum of everything."""
     plan = result.plan
-    pools = f"all pools together get {format_size(max(plan.memory, 0))}"
+    weights, activations = format_size(plan.weight_bytes), format_size(plan.activation_bytes)
+    pools = f"all pools together get {format_size(plan.memory)}"
+    if plan.memory <= 0:
+        pools = f"weights {weights} and activations {activations} leave nothing for the pools"
     fitting = dict(remedy.changes[0] for remedy in remedies if len(remedy.changes) == 1)
     engine, cache = config.engine, config.cache
     if "engine.max_num_seqs" in fitting:
@@ -140,18 +143,23 @@ def _what_does_not_fit(
             f"{pools}; a block takes {format_size(plan.block_bytes)}",
         )
     used = plan.weight_bytes + plan.activation_bytes
-    if engine.cpu_memory is not None and engine.cpu_memory + used > plan.device.total:
+    on_cpu = plan.device.kind == "cpu"
+    if on_cpu and engine.cpu_memory is not None and engine.cpu_memory + used > plan.device.total:
         return (
             f"engine.cpu_memory {format_size(engine.cpu_memory)} is more than there is: "
             f"{format_size(max(plan.device.total - used, 0))} are left for the pools",
-            f"weights {format_size(plan.weight_bytes)}, activations "
-            f"{format_size(plan.activation_bytes)} of {format_size(plan.device.total)}",
+            f"weights {weights}, activations {activations} of {format_size(plan.device.total)}",
         )
+    beside = ""
+    if plan.device.context:
+        beside = f"CUDA and its libraries {format_size(plan.device.context)}, "
+    if plan.graph_bytes:
+        beside += f"graphs {format_size(plan.graph_bytes)}, "
     need = plan.device.total - _outside(plan) + result.shortfall
     return (
         f"needs {format_size(need)} at least; {format_size(need - result.shortfall)} of "
         f"{format_size(plan.device.total)} can be used",
-        f"weights {format_size(plan.weight_bytes)}, activations {format_size(plan.activation_bytes)}, "
+        f"{beside}weights {weights}, activations {activations}, "
         f"pools {format_size(plan.pool_bytes)}; a slot takes {format_size(plan.slot_bytes)}",
     )
 

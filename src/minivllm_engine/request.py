@@ -177,14 +177,6 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IdsSoFar:
-    """The first `count` of ids to which only more are added."""
-
-    ids: list[int]
-    count: int
-
-
 class _TokenIds:
     """A list of ids that is copied when it is first read. Hundreds of answers are reported a step, and
     copies would take the longer the longer they are."""
@@ -192,13 +184,23 @@ class _TokenIds:
     def __get__(self, output: "CompletionOutput | None", owner: object = None) -> list[int]:
         if output is None:
             return ()  # type: ignore[return-value]  # where the dataclass asks for the default
-        held: list[int] | IdsSoFar = vars(output)["token_ids"]
-        if isinstance(held, IdsSoFar):
-            held = vars(output)["token_ids"] = held.ids[: held.count]
-        return held
+        held: Sequence[int] | _IdsSoFar = vars(output)["token_ids"]
+        if isinstance(held, list):
+            return held
+        ids = held.ids[: held.count] if isinstance(held, _IdsSoFar) else list(held)
+        vars(output)["token_ids"] = ids
+        return ids
 
-    def __set__(self, output: "CompletionOutput", ids: Sequence[int] | IdsSoFar) -> None:
-        vars(output)["token_ids"] = ids if isinstance(ids, IdsSoFar | list) else list(ids)
+    def __set__(self, output: "CompletionOutput", ids: Sequence[int]) -> None:
+        vars(output)["token_ids"] = ids
+
+
+@dataclass(frozen=True, slots=True)
+class _IdsSoFar:
+    """The first `count` of ids to which only more are added."""
+
+    ids: list[int]
+    count: int
 
 
 @dataclass
@@ -210,11 +212,18 @@ class CompletionOutput:
     text_delta: str = ""
     reasoning: str | None = None
     reasoning_delta: str = ""
-    token_ids: _TokenIds = _TokenIds()
+    token_ids: list[int] = _TokenIds()  # type: ignore[assignment]
     reasoning_tokens: int = 0
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+
+    def set_ids_so_far(self, ids: list[int]) -> None:
+        """`token_ids` is what `ids` holds now. Only more may be added to it."""
+        vars(self)["token_ids"] = _IdsSoFar(ids, len(ids))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "token_ids": self.token_ids}
 
 
 MissReason = Literal[

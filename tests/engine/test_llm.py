@@ -4,9 +4,11 @@ import logging
 import math
 import pickle
 from dataclasses import asdict, replace
+from typing import get_type_hints
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from minivllm_engine import (
     LLM,
@@ -616,6 +618,7 @@ def test_ids_that_were_reported_stay_as_they_were_and_are_the_readers_own(tiny_m
             if len(seen) == 3:
                 seen[1].outputs[0].token_ids.append(-1)
                 seen[1].outputs[0].token_ids[0] = -1
+        early = next(llm.stream([5, 6, 7], params)).outputs[0]
     whole = expected.outputs[0].token_ids
     assert len(whole) == 8
     lengths = [out.usage.completion_tokens for out in seen]
@@ -623,7 +626,10 @@ def test_ids_that_were_reported_stay_as_they_were_and_are_the_readers_own(tiny_m
     assert seen[1].outputs[0].token_ids == [-1, *whole[1 : lengths[1]], -1]
     del seen[1], lengths[1]
     assert [out.outputs[0].token_ids for out in seen] == [whole[:n] for n in lengths]
+    assert vars(pickle.loads(pickle.dumps(early)))["token_ids"] == early.token_ids == whole[:1]
     copied = pickle.loads(pickle.dumps(replace(seen[2].outputs[0], index=3)))
     assert copied == replace(seen[2].outputs[0], index=3)
     assert asdict(copied)["token_ids"] == whole[: lengths[2]]
     assert CompletionOutput(0).token_ids == []
+    assert get_type_hints(CompletionOutput)["token_ids"] == list[int]
+    assert TypeAdapter(CompletionOutput).validate_python({"index": 1}).token_ids == []

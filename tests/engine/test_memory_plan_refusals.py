@@ -174,3 +174,17 @@ def test_where_nothing_helps_nothing_is_suggested() -> None:
         plan(LARGE, GIB, engine={"max_num_seqs": 4})
     assert caught.value.hint is None
     assert "weights 2.80 GiB" in caught.value.why
+
+
+def test_a_gpu_is_not_refused_for_what_a_cpu_may_take() -> None:
+    """engine.cpu_memory says nothing about a GPU. The parts that are named come to what is needed."""
+    config = EngineConfig.create(engine={"cpu_memory": 4 * GIB})
+    error = refused(DEMO, DeviceMemory("cuda", "GPU", GIB), config)
+    assert error is not None and error.why is not None
+    assert "cpu_memory" not in str(error)
+    parts = error.why.partition(";")[0].split(", ")
+    units = {"KiB": 2**10, "MiB": MIB, "GiB": GIB}
+    sizes = [float(part.split()[-2]) * units[part.split()[-1]] for part in parts]
+    number, unit = error.what.split()[1:3]
+    assert "CUDA and its libraries" in parts[0] and len(sizes) == 5
+    assert sum(sizes) == pytest.approx(float(number) * units[unit], rel=0.01)
