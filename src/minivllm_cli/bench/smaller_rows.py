@@ -35,6 +35,9 @@ class TooLarge:
 
     def error(self) -> CliError | None:
         """The first row that is one too many, with a hint where smaller ones would do; None without one."""
+        length = self.settings.get("engine.max_model_len")
+        if length is not None and length > self.planner.positions:
+            return None  # no row is to blame, and every plan would look for other lengths
         found = next(filter(None, map(self._misfit_of, range(1, len(self.workloads) + 1))), None)
         if found is None:
             return None
