@@ -19,7 +19,7 @@ from minivllm_engine.memory_sizes import (
     weight_bytes,
 )
 from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_MODEL_LEN = 32 * 1024
@@ -248,7 +248,7 @@ class _Fitting:
             "engine.max_model_len",
             str(self.longest),
             str(length),
-            f"the KV pool has {num_blocks} blocks of {size} tokens",
+            f"the KV pool has {count_text(num_blocks, 'block')} of {size} tokens",
         )
         return length
 

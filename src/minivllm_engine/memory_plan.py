@@ -7,7 +7,7 @@ from minivllm_engine.device_memory import DeviceMemory, host_memory, physical_me
 from minivllm_engine.errors import CapacityError, ConfigError
 from minivllm_engine.memory_fit import Fit, fit
 from minivllm_engine.memory_layout import MemoryPlan
-from minivllm_engine.memory_remedies import Remedy, find_remedies
+from minivllm_engine.memory_remedies import Planner, Remedy, changed, find_remedies
 from minivllm_engine.memory_sizes import kv_bytes_per_token, slot_bytes
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.units import format_size
@@ -60,14 +60,30 @@ def try_plan(
     Raises:
         ConfigError: `max_model_len` is beyond what the model's positions are made for.
     """
+
+    def plan(other: EngineConfig) -> Fit:
+        return fit(model, other, device, tied=model.tie_word_embeddings if tied is None else tied)
+
     longest = config.engine.max_model_len
     if longest is not None and longest > model.max_position_embeddings:
-        raise ConfigError(
-            f"engine.max_model_len {longest} is beyond the model's positions",
-            why=f"its config.json has max_position_embeddings {model.max_position_embeddings}",
-            hint=f"--set engine.max_model_len={model.max_position_embeddings}",
-        )
-    return fit(model, config, device, tied=model.tie_word_embeddings if tied is None else tied)
+        raise _beyond_positions(model, config, plan)
+    return plan(config)
+
+
+def _beyond_positions(model: ModelConfig, config: EngineConfig, plan: Planner) -> ConfigError:
+    """The error, with the longest sequence there can be; or what else to change for the memory at hand."""
+    most = ("engine.max_model_len", str(model.max_position_embeddings))
+    within = changed(config, Remedy((most,)))
+    if plan(within).ok:
+        remedies = [Remedy((most,))]
+    else:
+        found = find_remedies(within, plan)
+        remedies = [Remedy(tuple(dict((most, *one.changes)).items())) for one in found]
+    return ConfigError(
+        f"engine.max_model_len {config.engine.max_model_len} is beyond the model's positions",
+        why=f"its config.json has max_position_embeddings {model.max_position_embeddings}",
+        hint=", or ".join(map(str, remedies)) or None,
+    )
 
 
 def plan_warnings(result: Fit, config: EngineConfig) -> list[str]:
@@ -120,14 +136,14 @@ def _what_does_not_fit(
     if "engine.max_num_seqs" in fitting:
         return (
             f"max_num_seqs {plan.max_num_seqs} needs {plan.max_num_seqs} state slots "
-            f"({format_size(plan.state_bytes)}); {fitting['engine.max_num_seqs']} fit",
+            f"({format_size(plan.state_bytes)}); {_so_many_fit(fitting['engine.max_num_seqs'])}",
             f"{pools}; a slot takes {format_size(plan.slot_bytes)}",
         )
     if "engine.max_model_len" in fitting:
         tokens = int(fitting["engine.max_model_len"])
         return (
             f"engine.max_model_len {engine.max_model_len} needs {plan.blocks_per_sequence} KV blocks; "
-            f"{tokens // plan.block_size} fit",
+            f"{_so_many_fit(tokens // plan.block_size)}",
             f"{pools}; a block holds {plan.block_size} tokens and takes {format_size(plan.block_bytes)}",
         )
     if "cache.snapshot_memory" in fitting:
@@ -139,7 +155,7 @@ def _what_does_not_fit(
     if "cache.num_blocks" in fitting:
         return (
             f"cache.num_blocks {cache.num_blocks} needs {format_size(plan.kv_bytes)}; "
-            f"{fitting['cache.num_blocks']} blocks fit",
+            f"{_so_many_fit(fitting['cache.num_blocks'])}",
             f"{pools}; a block takes {format_size(plan.block_bytes)}",
         )
     used = plan.weight_bytes + plan.activation_bytes
@@ -162,6 +178,10 @@ def _what_does_not_fit(
         f"{beside}weights {weights}, activations {activations}, "
         f"pools {format_size(plan.pool_bytes)}; a slot takes {format_size(plan.slot_bytes)}",
     )
+
+
+def _so_many_fit(count: int | str) -> str:
+    return f"{count} {'fits' if int(count) == 1 else 'fit'}"
 
 
 def _outside(plan: MemoryPlan) -> int:

@@ -14,6 +14,7 @@ from minivllm_engine.memory_plan import MemoryPlan, plan_memory
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.random_weights import RandomWeights
 from minivllm_engine.tokenizer import Tokenizer
+from minivllm_engine.units import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def prepare_parts(
 
 def _what_can_hit(plan: MemoryPlan) -> str:
     pools = (
-        f"{plan.num_snapshots:,} state snapshots, {plan.num_blocks:,} KV blocks of "
+        f"{count_text(plan.num_snapshots, 'state snapshot')}, {count_text(plan.num_blocks, 'KV block')} of "
         f"{plan.block_size} tokens"
     )
     if not plan.prefix_cache:

@@ -167,6 +167,7 @@ def test_f5_allocated_bytes_are_those_of_the_plan(tiny_model) -> None:
         ({"block_size": 96}, "the shortest prefix that can hit has 192 tokens"),
         ({"prefix_cache": False}, "prefix cache: off"),
         ({"snapshot_memory": 0}, "no prefix can hit"),
+        ({"num_blocks": 1, "snapshot_memory": 0}, "0 state snapshots, 1 KV block of 64 tokens"),
     ],
 )
 def test_c2_the_shortest_reusable_prefix_is_said_at_the_start(

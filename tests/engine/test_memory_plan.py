@@ -105,6 +105,16 @@ def test_the_length_is_lowered_to_what_the_blocks_hold(caplog) -> None:
         result = plan(cache={"num_blocks": 5, "block_size": 32})
     assert result.max_model_len == 160
     assert "engine.max_model_len lowered from 4096 to 160" in caplog.text
+    assert "the KV pool has 5 blocks of 32 tokens" in caplog.text
+
+
+def test_one_is_told_as_one(caplog) -> None:
+    with caplog.at_level(logging.WARNING, "minivllm_engine"):
+        plan(cache={"num_blocks": 1})
+    assert "the KV pool has 1 block of 64 tokens" in caplog.text
+    with pytest.raises(CapacityError, match="128 KV blocks; 1 fits") as caught:
+        plan(LARGE, engine={"max_model_len": 8192}, cache={"num_blocks": 1})
+    assert "--set engine.max_model_len=64" in str(caught.value.hint)
 
 
 def test_snapshots_give_way_to_what_was_set(caplog) -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.device_memory import DeviceMemory, DeviceProcess, host_memory
-from minivllm_engine.errors import CapacityError
+from minivllm_engine.errors import CapacityError, ConfigError
 from minivllm_engine.memory_plan import plan_memory, try_plan
 from minivllm_engine.memory_remedies import Remedy, changed, find_remedies
 from minivllm_engine.model_config import ModelConfig
@@ -79,6 +79,27 @@ def test_k15_the_planner_accepts_every_printed_suggestion() -> None:
             assert again is None, f"{config} on {device}: {remedy}: {again}"
     assert outcomes["fits"] > 20
     assert outcomes["with remedies"] > 60
+
+
+def test_k15_a_length_beyond_the_positions_comes_with_ones_that_fit() -> None:
+    rng = random.Random(2)
+    outcomes: Counter[str] = Counter()
+    for _ in range(150):
+        model, device, config = random_case(rng)
+        beyond = str(model.max_position_embeddings + 1)
+        with pytest.raises(ConfigError) as caught:
+            plan_memory(model, changed(config, Remedy((("engine.max_model_len", beyond),))), device)
+        hint = caught.value.hint
+        outcomes["silent" if hint is None else "with remedies"] += 1
+        for remedy in remedies_in(hint) if hint else ():
+            length = dict(remedy.changes)["engine.max_model_len"]
+            outcomes["shorter"] += int(length) < model.max_position_embeddings
+            outcomes["more changes"] += len(remedy.changes) > 1
+            again = refused(model, device, changed(config, remedy))
+            assert again is None, f"{config} on {device}: {remedy}: {again}"
+    assert outcomes["with remedies"] > 60
+    assert outcomes["shorter"] > 10
+    assert outcomes["more changes"] > 10
 
 
 def test_k15_nothing_is_suggested_only_where_nothing_helps() -> None:

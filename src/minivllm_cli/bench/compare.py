@@ -1,5 +1,6 @@
 """`bench --compare BASE NEW`: what differs between two saved runs, and what of it is noise. No torch."""
 
+import math
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from minivllm_cli.bench.compare_view import render_comparison
+from minivllm_cli.bench.compare_view import render_comparison, row_title
 from minivllm_cli.bench.figures import FEWEST, interval_of_change
 from minivllm_cli.bench.flags import BenchFlags, Format
 from minivllm_cli.bench.saved import METRICS, SavedRow, SavedRun, more_repetitions, read_run
@@ -16,6 +17,7 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.console import print_result
 from minivllm_cli.generate.strict_json import dump_line
 from minivllm_cli.problems import CliError, ExitCode, Problem
+from minivllm_engine.printable import listed
 from minivllm_engine.units import count_text, parse_fraction
 
 _HIGHER_IS_FASTER = ("tok_s",)
@@ -54,6 +56,7 @@ def run_compare(run: Invocation, flags: BenchFlags, output: Format) -> int:
     for path, one in ((base_path, base), (new_path, new)):
         if not one.complete:
             run.console.warn(f"{path} was interrupted: it has some of its rows")
+    _check_common((base_path, base), (new_path, new))
     _check_comparable(run, base, new, force=flags.force)
     changes = _changes(base, new, metric)
     if not changes:
@@ -88,12 +91,28 @@ def _share(text: str | None) -> float | None:
         share = parse_fraction(text)
     except ValueError as error:
         raise CliError(f"--fail-if-slower: {error}") from None
-    if share >= 1:
+    # Twice the time is 100 % slower. A bare number of 1 or more was hardly meant as a share.
+    if "%" not in text and share >= 1:
         raise CliError(
-            f"--fail-if-slower {text}: that is {share:.0%}, and nothing can be slower by so much",
-            hint=f"--fail-if-slower {text.strip()}%" if "%" not in text else "--fail-if-slower 3%",
+            f"--fail-if-slower {text}: a share of 1 or more is written with its %",
+            why=f"as a share it is {share:.0%}",
+            hint=f"--fail-if-slower {text.strip()}%",
         )
+    if not math.isfinite(share):
+        raise CliError("--fail-if-slower: no run is slower by so much", hint="--fail-if-slower 3%")
     return share
+
+
+def _check_common(*runs: tuple[Path, SavedRun]) -> None:
+    """Refuse runs that share no row, which no `--force` makes comparable."""
+    base, new = ({row.key for row in run.rows} for _, run in runs)
+    if base & new:
+        return
+    has = (
+        f"{path} has {listed((row_title(r.workload, r.arm) for r in run.rows), most=3)}"
+        for path, run in runs
+    )
+    raise CliError("no row is in both runs: there is nothing to compare", why="\n".join(has))
 
 
 def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: bool) -> None:

@@ -65,6 +65,11 @@ def _title(workload: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
+def row_title(workload: dict[str, Any], arm: str) -> str:
+    """A row in a message: "decode · depth 4 · gen 8 · batch 1 · graph"."""
+    return f"{_title(workload)} · batch {workload['batch']} · {arm}"
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     interval = row["interval"]
     shown = "too few" if interval is None else f"{interval[0]:+.1%} … {interval[1]:+.1%}"

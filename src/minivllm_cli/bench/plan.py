@@ -11,7 +11,8 @@ from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.bench.measuring import Times
 from minivllm_cli.bench.options import SHAPING
 from minivllm_cli.bench.smaller_rows import TooLarge
-from minivllm_cli.bench.workload import Workload, own_workloads, suite_workloads
+from minivllm_cli.bench.uses import check_uses
+from minivllm_cli.bench.workload import USES, Workload, own_workloads, suite_workloads
 from minivllm_cli.console import Console
 from minivllm_cli.problems import CliError
 from minivllm_cli.settings import Settings
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from minivllm_engine.prepare import PreparedModel
 
 _QUICK_REPS = 3
+# Workloads to propose, the one that is wanted most often first.
+_BY_USE = ("decode", "prefill", "mixed", "prefix")
 NAIVE, KV_CACHE = Arm("naive", naive=True), Arm("kv cache")
 FUSED, STAGE_GRAPH = Arm("+ fused"), Arm("+ graph", graph=True)
 _REFERENCE_OPS = ("attention_backend", "gated_delta_prefill", "gated_delta_decode")
@@ -84,7 +87,7 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     else:
         engines = [EngineRun(prepared, tuple((w, arms_of(w, arms)) for w in kept))]
     cases = [case for engine in engines for case in engine.cases]
-    _check_uses(flags, prepared, cases, is_suite=is_suite)
+    check_uses(settings, flags, prepared, cases, is_suite=is_suite)
     return BenchPlan(settings, tuple(engines), times, options.percentiles, skipped)
 
 
@@ -107,10 +110,35 @@ def _workloads(settings: Settings, console: Console) -> tuple[list[Workload], bo
         if _is_typed(settings, path):
             raise CliError(
                 f"{settings.source(path)}: the suite {options.suite} has its own workloads",
-                hint="--workload decode",
+                hint=_without_suite(settings, is_set),
             )
         console.note(f"{path} ({settings.source(path)}) has no part in the suite {options.suite}")
     return suite_workloads(options.suite), True
+
+
+def _without_suite(settings: Settings, is_set: Sequence[str]) -> str:
+    """What to type where keys of a workload stand beside a suite: a workload that has them, or less."""
+    typed = [settings.source(f"bench.{k}") for k in is_set if _is_typed(settings, f"bench.{k}")]
+    less = f"leave out {' and '.join(typed)}"
+    kind = next((kind for kind in _BY_USE if _has(kind, settings, is_set)), None)
+    if kind is None:
+        return less
+    suite = settings.source("bench.suite")
+    if not suite.startswith("--"):
+        return f"--workload {kind}, or {less}"
+    if suite == "--suite":
+        suite += f" {settings.bench.suite}"
+    return f"--workload {kind} in place of {suite}, or {less}"
+
+
+def _has(kind: str, settings: Settings, is_set: Sequence[str]) -> bool:
+    if not set(is_set) <= set(USES[kind]):
+        return False
+    try:
+        own_workloads(settings.bench.model_copy(update={"workload": kind}), is_set)
+    except CliError:
+        return False
+    return True
 
 
 def _is_typed(settings: Settings, path: str) -> bool:
@@ -173,46 +201,6 @@ def _fitting(
     found = [(workload, misfit(prepared.plan, positions, workload)) for workload in workloads]
     kept = [workload for workload, problem in found if problem is None]
     return kept, [problem for _, problem in found if problem is not None]
-
-
-Cases = Sequence[tuple[Workload, tuple[Arm, ...]]]
-
-
-def _check_uses(
-    flags: BenchFlags, prepared: "PreparedModel", cases: Cases, *, is_suite: bool
-) -> None:
-    """Refuse checks that would check nothing.
-
-    Raises:
-        CliError: which, why, and what they are for.
-    """
-    instead = "--suite prefix" if is_suite else "--workload prefix"
-    if flags.verify is not None and (why := _nothing_reused(prepared, cases)):
-        caches = prepared.config.cache.prefix_cache
-        raise CliError(
-            "--verify has nothing to do: no request reuses a prefix",
-            why=why,
-            hint=f"{instead if caches else '--set cache.prefix_cache=true'}, or leave out --verify",
-        )
-    arms: dict[Workload, list[str]] = {}
-    for workload, each in cases:
-        arms.setdefault(workload, []).extend(arm.name for arm in each)
-    if flags.strict_equal and max(map(len, arms.values())) < 2:
-        device = prepared.config.engine.device
-        raise CliError(
-            "--strict-equal has nothing to do: there are no two arms to compare",
-            why=f"every workload runs in one arm alone, {cases[0][1][0].name}",
-            hint=f"{'--graph --eager' if device == 'cuda' else instead}, or leave out --strict-equal",
-        )
-
-
-def _nothing_reused(prepared: "PreparedModel", cases: Cases) -> str | None:
-    if not prepared.config.cache.prefix_cache:
-        return "cache.prefix_cache is false"
-    if any(workload.reuses_prefixes for workload, _ in cases):
-        return None
-    kinds = " and ".join(dict.fromkeys(workload.kind for workload, _ in cases))
-    return f"prompts of {kinds} are random: none begins as another does"
 
 
 def _stages(

@@ -18,6 +18,7 @@ from minivllm_cli.bench.pairs import pair_document
 from minivllm_cli.bench.plan import BenchPlan, EngineRun, make_plan
 from minivllm_cli.bench.requests import BenchRequest, make_repetition
 from minivllm_cli.bench.row import DeviceLimit, Measured, row_document, row_warnings
+from minivllm_cli.bench.uses import check_lines
 from minivllm_cli.bench.verifying import verify_workload
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.bench.writer import ResultWriter
@@ -62,6 +63,7 @@ class _Session:
         self._plan, self._flags = plan, flags
         prepared = plan.prepared
         self._lines = self._read_lines()
+        check_lines(flags, prepared, self._lines)
         self._device = prepared.config.engine.device
         self._gpu = GpuWatch() if self._device == "cuda" else GpuWatch(None)
         self._document = ResultDocument(sys.argv[1:], plan.settings, _model(plan, flags))

@@ -11,7 +11,7 @@ from minivllm_cli.problems import CliError, ExitCode
 from minivllm_cli.settings import Settings
 from minivllm_engine.errors import ConfigError
 from minivllm_engine.memory_fit import Fit, largest
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 
 class DoesNotFit(CliError):
@@ -35,6 +35,9 @@ class TooLarge:
 
     def error(self) -> CliError | None:
         """The first row that is one too many, with a hint where smaller ones would do; None without one."""
+        length = self.settings.get("engine.max_model_len")
+        if length is not None and length > self.planner.positions:
+            return None  # no row is to blame, and every plan would look for other lengths
         found = next(filter(None, map(self._misfit_of, range(1, len(self.workloads) + 1))), None)
         if found is None:
             return None
@@ -51,7 +54,7 @@ class TooLarge:
             return None if result is None else misfit(result.plan, self.planner.positions, last)
         plan = result.plan
         return Misfit(
-            f"{row_name(last)}: {plan.max_num_seqs:,} state slots "
+            f"{row_name(last)}: {count_text(plan.max_num_seqs, 'state slot')} "
             f"({format_size(plan.state_bytes)}) and KV blocks for {plan.max_model_len:,} tokens",
             f"all pools together get {format_size(max(plan.memory, 0))}",
             ("batch", "depth", "prompt_len", "gen_len"),
@@ -134,11 +137,14 @@ class TooLarge:
         return " ".join(self._option(key, [_text(row, key) for row in rows]) for key in caps)
 
     def _option(self, key: str, values: Sequence[str]) -> str:
-        text = ",".join(dict.fromkeys(values))
-        # A key may be given in one way only, so it is told in the way in which it was.
-        if self.settings.source(f"bench.{key}").startswith("--set"):
-            return f"--set bench.{key}={text}"
-        return f"--{key.replace('_', '-')} {text}"
+        return option_text(self.settings, key, ",".join(dict.fromkeys(values)))
+
+
+def option_text(settings: Settings, key: str, text: str) -> str:
+    """A key of section `bench` as it is typed: in one way only, so in the way in which it was."""
+    if settings.source(f"bench.{key}").startswith("--set"):
+        return f"--set bench.{key}={text}"
+    return f"--{key.replace('_', '-')} {text}"
 
 
 def _value(workload: Workload, key: str) -> int:

@@ -103,7 +103,8 @@ def _memory(
         return engine_factory.longest_allowed(settings, model_path), verdict, error
     verdict = {
         "fits": True,
-        "verdict": f"fits: {plan.max_num_seqs} state slots, {plan.num_blocks:,} blocks of "
+        "verdict": f"fits: {count_text(plan.max_num_seqs, 'state slot')}, "
+        f"{count_text(plan.num_blocks, 'block')} of "
         f"{plan.block_size} tokens, {format_size(plan.pool_bytes)}",
         "max_num_seqs": plan.max_num_seqs,
         "kv_blocks": plan.num_blocks,

@@ -6,6 +6,7 @@ from minivllm_engine.cache_report import CacheReport
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.memory_layout import MemoryPlan
 from minivllm_engine.memory_limits import Planner
+from minivllm_engine.units import count_text
 
 _SMALLEST_GRID = 64
 
@@ -41,11 +42,11 @@ def advise(
     if stats.snapshots_evicted and in_vain:
         kib = -(-2 * plan.snapshot_bytes // 1024)
         flag = f"--set cache.snapshot_memory={kib}KiB"
-        lost = f"{stats.snapshots_evicted:,} snapshots were given up for room"
+        lost = _given_up(stats.snapshots_evicted, "snapshot")
         advice.append(_more(lost, flag, fits({"snapshot_memory": 1024 * kib})))
     if stats.blocks_evicted and misses.get("evicted"):
         count = 2 * plan.num_blocks
-        lost = f"{stats.blocks_evicted:,} KV blocks were given up for room"
+        lost = _given_up(stats.blocks_evicted, "KV block")
         advice.append(_more(lost, f"--set cache.num_blocks={count}", fits({"num_blocks": count})))
     shortest = plan.min_reusable_prefix
     smaller = shortest is not None and shortest > _SMALLEST_GRID
@@ -60,6 +61,10 @@ def advise(
             "their thinking may be left out"
         )
     return advice
+
+
+def _given_up(count: int, noun: str) -> str:
+    return f"{count_text(count, noun)} {'was' if count == 1 else 'were'} given up for room"
 
 
 def _more(lost: str, flag: str, fits: bool) -> str:

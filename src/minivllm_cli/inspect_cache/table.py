@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 _NAMES = {"unused": "unused in budget"}
 _POOLS = {"state": "state slots", "kv": "KV blocks", "snapshots": "snapshots"}
@@ -128,7 +128,8 @@ def _fits_lines(limits: dict[str, Any]) -> Iterator[str]:
     if unlowered != most:
         yield f"      ≤ {unlowered:,} with a KV block each, max_model_len {length} and snapshots kept"
     yield (
-        f"at max_model_len {length}: {limits['full_length_requests']:,} full-length requests at once"
+        f"at max_model_len {length}: "
+        f"{count_text(limits['full_length_requests'], 'full-length request')} at once"
     )
 
 

@@ -11,6 +11,7 @@ from minivllm_engine.conversion.targets import SHORT_DTYPES
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.printable import listed, printable
 from minivllm_engine.safetensors_header import TensorEntry
+from minivllm_engine.units import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def explain(plan: Plan, name: str) -> tuple[Explanation, ...]:
         close = difflib.get_close_matches(name, [*entries, *targets], n=3, cutoff=0.6)
         raise CheckpointError(
             f"no tensor is called {printable(name)}",
-            why=f"{plan.source.path} holds {len(entries)} tensors",
+            why=f"{plan.source.path} holds {count_text(len(entries), 'tensor')}",
             hint=f"Nearest: {listed(dict.fromkeys(close))}"
             if close
             else "--dry-run lists all names.",

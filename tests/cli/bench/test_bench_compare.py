@@ -129,6 +129,29 @@ def test_other_workloads_need_force_and_only_common_rows_are_compared(compare: A
     assert [row["arm"] for row in forced.document["rows"]] == ["graph"]
 
 
+@pytest.mark.parametrize("flags", [(), ("--force",), ("--metric", "ttft_ms")])
+def test_runs_without_a_common_row_are_refused_at_once(
+    compare: Any, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    def run(arm: str, depth: int, batches: range) -> dict[str, Any]:
+        (row,) = document(RATES)["rows"]
+        rows = [
+            row | {"arm": arm, "workload": DECODE | {"depth": depth, "batch": batch}}
+            for batch in batches
+        ]
+        return document(RATES, rows=rows, device={"kind": "cpu", "name": arm})
+
+    done = compare(run("graph", 4, range(1, 2)), run("eager", 512, range(1, 6)), *flags)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines() == [
+        "error: no row is in both runs: there is nothing to compare",
+        f"why: {tmp_path / 'base.json'} has decode · depth 4 · gen 8 · batch 1 · graph",
+        f"     {tmp_path / 'new.json'} has "
+        + ", ".join(f"decode · depth 512 · gen 8 · batch {n} · eager" for n in (1, 2, 3))
+        + " and 2 more",
+    ]
+
+
 def test_settings_that_differ_come_first(compare: Any) -> None:
     new = document(
         RATES, config={"engine": {"max_num_seqs": 16}}, env={"torch": "2.13", "gpus": []}
@@ -309,12 +332,32 @@ def test_wrong_flags(compare: Any) -> None:
     assert "--batch measures" in compare(base, base, "--batch", "1").err
 
 
-def test_a_share_that_nothing_can_reach_is_refused(compare: Any) -> None:
+@pytest.mark.parametrize("metric", ["tok_s", "wall_s", "itl_ms"])
+def test_any_percentage_that_is_reported_can_be_the_limit(compare: Any, metric: str) -> None:
+    slow = document([r / 4 for r in RATES])
+    for limit, code in (("99%", 5), ("0.99", 5), ("299%", 5), ("301%", 0), ("300000%", 0)):
+        done = compare(document(RATES), slow, "--metric", metric, "--fail-if-slower", limit)
+        assert done.code == code, limit
+        assert ("decode batch 1 graph: 300.0% slower" in done.err) == bool(code)
+
+
+@pytest.mark.parametrize("text", ["1", "3", "300", " 300 ", "1.5"])
+def test_a_number_that_was_hardly_meant_as_a_share_comes_with_its_percentage(
+    compare: Any, text: str
+) -> None:
     base = document(RATES)
-    for text, hint in (("3", "--fail-if-slower 3%"), ("300%", "--fail-if-slower 3%")):
-        done = compare(base, base, f"--fail-if-slower={text}")
-        assert (done.code, done.out) == (2, "")
-        assert f"try: {hint}\n" in done.err
+    done = compare(base, base, f"--fail-if-slower={text}")
+    assert (done.code, done.out) == (2, "")
+    *_, hint = done.err.splitlines()
+    assert hint == f"try: --fail-if-slower {text.strip()}%"
+    assert compare(base, base, *hint.removeprefix("try: ").split()).code == 0
+
+
+def test_a_limit_without_end_is_refused(compare: Any) -> None:
+    base = document(RATES)
+    done = compare(base, base, f"--fail-if-slower={'9' * 400}%")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("try: --fail-if-slower 3%\n")
 
 
 def test_comparing_loads_no_torch(tmp_path: Path) -> None:

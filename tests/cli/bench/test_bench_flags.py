@@ -201,63 +201,6 @@ def test_what_was_set_too_large_for_any_row_is_told_as_it_is(
     assert done.err.startswith("error: cache.num_blocks 1000000000 needs ")
 
 
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        (["--workload", "prefill"], "prompts of prefill are random"),
-        (["--workload", "decode", "--batch", 1], "prompts of decode are random"),
-        (["--workload", "mixed"], "prompts of mixed are random"),
-        (["--suite", "quick"], "prompts of decode are random"),
-        ([], "prompts of prefill and decode are random"),
-        (["--suite", "stages"], "prompts of stages are random"),
-        (["--workload", "prefix", "--set", "cache.prefix_cache=false"], "cache.prefix_cache is"),
-    ],
-)
-def test_verify_is_refused_where_no_request_can_reuse_a_prefix(
-    machine: FakeMachine, bench: Bench, args: list[object], why: str
-) -> None:
-    done = bench(*args, "--verify", 1)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(
-        "error: --verify has nothing to do: no request reuses a prefix\nwhy: "
-    )
-    assert f"why: {why}" in done.err
-    assert not machine.engines
-    words = done.err.splitlines()[-1].removeprefix("try: ").split(", or ")[0].split()
-    # A suite, or a key that is set, takes the place of what was typed.
-    kept = {"--suite": [], "--set": args[:2]}.get(words[0], args)
-    few = ["--reps", 1, "--warmup", 0, "--json", "-q"]
-    again = bench(*kept, *words, "--verify", 1, *few)
-    assert again.code == 0 and again.document["verify"]["replayed"] > 0
-
-
-@pytest.mark.parametrize(
-    ("device", "args"),
-    [
-        ("cpu", ["--workload", "prefill", "--prompt-len", 9]),
-        ("cpu", ["--workload", "decode"]),
-        ("cpu", ["--suite", "quick"]),
-        ("cpu", []),
-        ("cuda", ["--workload", "mixed", "--eager"]),
-        ("cuda", ["--workload", "decode", "--graph"]),
-    ],
-)
-def test_strict_equal_is_refused_where_there_is_one_arm_only(
-    machine: FakeMachine, bench: Bench, device: str, args: list[object]
-) -> None:
-    machine.behaviour = Behaviour(device=device)
-    done = bench(*args, "--strict-equal")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: --strict-equal has nothing to do: ")
-    arm = "graph" if "--graph" in args else "eager"
-    assert f"why: every workload runs in one arm alone, {arm}\n" in done.err
-    assert not machine.engines
-    words = done.err.splitlines()[-1].removeprefix("try: ").split(", or ")[0].split()
-    kept = [] if words[0] == "--suite" else args
-    again = bench(*kept, *words, "--strict-equal", "--reps", 1, "--warmup", 0, "--json", "-q")
-    assert again.code == 0 and again.document["equal"]
-
-
 def test_a_decode_batch_beyond_the_kv_blocks_does_not_fit(
     machine: FakeMachine, bench: Bench
 ) -> None:

@@ -89,6 +89,12 @@ def test_k1_odd_requests_cost_themselves_only(demo: Program) -> None:
     assert [o["text"] for o in done.records[9]["outputs"]] == [ANSWERS["trumpet"]] * 2
 
 
+def test_a_dry_run_tells_one_as_one(demo: Program) -> None:
+    args = ["--dry-run", "--max-num-seqs", "1", "--set", "cache.num_blocks=1"]
+    done = demo.run("generate", "-p", "Define trumpet.", *args)
+    assert "fits: 1 state slot, 1 block of 64 tokens, " in done.out
+
+
 def test_k14_too_many_sequences_are_refused_with_what_fits(demo: Program) -> None:
     args = ["generate", "-p", "Define trumpet.", "--set", "engine.cpu_memory=16MiB", "-q"]
     done = demo.run(*args, "--max-num-seqs", "500")

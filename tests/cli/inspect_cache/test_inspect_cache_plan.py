@@ -200,10 +200,18 @@ def test_the_limits_that_are_printed_hold_where_they_say(
             gives_way(here, [*where, "--max-model-len", str(length)], n) for n in (count, count + 1)
         ]
         assert found == [False, True]
-    full = re.search(r"^at max_model_len ([\d,]+): ([\d,]+) full-length requests", text, re.M)
+    full = re.search(
+        r"^at max_model_len ([\d,]+): ([\d,]+) full-length requests? at once$", text, re.M
+    )
     assert full is not None
     length, requests = (figure.replace(",", "") for figure in full.groups())
     assert int(requests) * -(-int(length) // 64) <= tokens_held(text) // 64
+
+
+def test_one_is_told_as_one(here: Here) -> None:
+    sets = ["--max-model-len", "4096", "--set", "cache.num_blocks=64"]
+    done = here("--device", "cpu", "--memory", "16GiB", *sets)
+    assert "at max_model_len 4,096: 1 full-length request at once\n" in done.out
 
 
 def gives_way(here: Here, args: list[str], count: int) -> bool:
