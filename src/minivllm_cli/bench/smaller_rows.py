@@ -9,6 +9,7 @@ from minivllm_cli.bench.workload import USES, Workload
 from minivllm_cli.engine_factory import Planner
 from minivllm_cli.problems import CliError, ExitCode
 from minivllm_cli.settings import Settings
+from minivllm_cli.typed_options import option
 from minivllm_engine.errors import ConfigError
 from minivllm_engine.memory_fit import Fit, largest
 from minivllm_engine.units import format_size
@@ -135,10 +136,7 @@ class TooLarge:
 
     def _option(self, key: str, values: Sequence[str]) -> str:
         text = ",".join(dict.fromkeys(values))
-        # A key may be given in one way only, so it is told in the way in which it was.
-        if self.settings.source(f"bench.{key}").startswith("--set"):
-            return f"--set bench.{key}={text}"
-        return f"--{key.replace('_', '-')} {text}"
+        return option(self.settings, f"bench.{key}", text, flag=f"--{key.replace('_', '-')}")
 
 
 def _value(workload: Workload, key: str) -> int:
