@@ -101,6 +101,11 @@ class LLM:
     def has_unfinished(self) -> bool:
         return bool(self._loop.answers or self._undelivered)
 
+    @property
+    def running_ids(self) -> frozenset[str]:
+        """Ids of the requests of which a sequence is computed now; the others wait for room."""
+        return frozenset(request.request_id for request in self._scheduler.running)
+
     def add_request(
         self,
         prompt: Prompt,

@@ -17,7 +17,8 @@ It has the surface of `LLM` that `generate` uses. A request's last line of text 
     crash            the engine as a whole fails in that step
 
 Environment: FAKE_STEP_SECONDS, FAKE_STUCK, FAKE_LOG (a file: a line for each request and for `close`),
-FAKE_TOKENS (tokens of each sequence in a step, default 8).
+FAKE_TOKENS (tokens of each sequence in a step, default 8), FAKE_ADD_SECONDS (what a prompt takes to be
+read), FAKE_ADMIT_SECONDS (from the begin of a step until it lets requests in).
 """
 
 import json
@@ -90,6 +91,10 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self._answers)
 
+    @property
+    def running_ids(self) -> frozenset[str]:
+        return frozenset(sequence.request.request_id for sequence in self._running)
+
     def add_request(
         self, prompt: Any, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> str:
@@ -121,6 +126,7 @@ class FakeEngine:
             self._waiting.append(_Sequence(request, answer, tokens, script))
         if os.environ.get("FAKE_LOG"):
             log({"add": ids, "script": script, "params": asdict(resolved)})
+        _sleep(float(os.environ.get("FAKE_ADD_SECONDS", "0")))
         return request_id
 
     def stream(self, prompt: Any, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -132,6 +138,9 @@ class FakeEngine:
             self.abort(request_id)
 
     def step(self) -> list[RequestOutput]:
+        if admit_seconds := os.environ.get("FAKE_ADMIT_SECONDS"):
+            log({"step": self._steps})
+            _sleep(float(admit_seconds))
         while self._waiting and len(self._running) < self.max_num_seqs:
             self._running.append(self._waiting.pop(0))
         if not self._running:

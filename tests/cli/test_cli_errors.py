@@ -158,8 +158,7 @@ def test_k14_what_does_not_fit_is_exit_4_with_what_does(program: Program, fake_m
     code, err = run(256)
     assert code == 4
     assert err.endswith(
-        "error: max_num_seqs 256 needs 256 state slots (36.7 GiB); 64 fit\n"
-        "try: --set engine.max_num_seqs=64\n"
+        "error: max_num_seqs 256 needs 256 state slots (36.7 GiB); 64 fit\ntry: --max-num-seqs 64\n"
     )
     assert run(64)[0] == 0
 

@@ -388,6 +388,17 @@ def test_closing_a_stream_aborts_its_request(llm) -> None:
     assert llm.stats().state_slots_used == 0
 
 
+def test_running_ids_are_those_that_were_given_room(tiny_model) -> None:
+    with engine(tiny_model, max_num_seqs=2) as llm:
+        names = [llm.add_request(ids(150 + n, 5), GREEDY) for n in range(3)]
+        assert llm.running_ids == set()
+        llm.step()
+        assert llm.running_ids == set(names[:2])
+        llm.abort(names[0])
+        llm.step()
+        assert llm.running_ids == set(names[1:])
+
+
 def test_an_abort_returns_what_there_is(llm) -> None:
     name = llm.add_request(ids(144, 5), GREEDY)
     llm.step()

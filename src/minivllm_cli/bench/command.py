@@ -48,5 +48,7 @@ def register(app: typer.Typer) -> None:
 
             return run_compare(run, flags, output)
         from minivllm_cli.bench.session import run_bench
+        from minivllm_cli.typed_options import remedies_as_typed
 
-        return run_bench(run, settings, flags)
+        with remedies_as_typed(settings):
+            return run_bench(run, settings, flags)

@@ -9,6 +9,7 @@ from minivllm_cli.bench.workload import USES, Workload
 from minivllm_cli.engine_factory import Planner
 from minivllm_cli.problems import CliError, ExitCode
 from minivllm_cli.settings import Settings
+from minivllm_cli.typed_options import option
 from minivllm_engine.errors import ConfigError
 from minivllm_engine.memory_fit import Fit, largest
 from minivllm_engine.units import count_text, format_size
@@ -142,9 +143,7 @@ class TooLarge:
 
 def option_text(settings: Settings, key: str, text: str) -> str:
     """A key of section `bench` as it is typed: in one way only, so in the way in which it was."""
-    if settings.source(f"bench.{key}").startswith("--set"):
-        return f"--set bench.{key}={text}"
-    return f"--{key.replace('_', '-')} {text}"
+    return option(settings, f"bench.{key}", text, flag=f"--{key.replace('_', '-')}")
 
 
 def _value(workload: Workload, key: str) -> int:

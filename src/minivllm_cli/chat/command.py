@@ -111,18 +111,20 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
         raise CliError("--load and --resume exclude each other: both bring a chat")
     from minivllm_cli.chat.opening import open_chat, run_piped, run_repl
     from minivllm_cli.chat.piped import read_question
+    from minivllm_cli.typed_options import remedies_as_typed
 
     run.interrupts.activity = "reading stdin"
     question = None if interactive else read_question()
     run.interrupts.activity = "looking at the model"
-    with open_chat(
+    opened = open_chat(
         run,
         settings,
         load=flags.load,
         transcript=flags.transcript,
         resume=flags.resume,
         cache_dump=flags.cache_dump,
-    ) as chat:
+    )
+    with remedies_as_typed(settings), opened as chat:
         if question is None:
             return run_repl(run, chat, vi=flags.vi)
         return run_piped(run, chat, question)

@@ -18,11 +18,13 @@ class ContextLimit:
         tokens: prompt and answer together.
         largest: what the model's positions allow.
         fits: would a context of that many tokens fit in memory?
+        option: what to type for one of so many tokens.
     """
 
     tokens: int
     largest: int
     fits: Callable[[int], bool]
+    option: Callable[[int], str]
 
     def check(self, template: Template, asked: Transcript) -> None:
         """Refuse a prompt that leaves no room for one token of an answer. Changes nothing.
@@ -67,5 +69,5 @@ class ContextLimit:
                 break
         longer = min(-(-needed // _ROUND_TO) * _ROUND_TO, self.largest)
         if longer >= needed and self.fits(longer):
-            remedies.append(f"restart with --set engine.max_model_len={longer} (fits)")
+            remedies.append(f"restart with {self.option(longer)} (fits)")
         return remedies

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli import engine_factory
@@ -17,6 +18,7 @@ from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
 from minivllm_cli.chat.transcript_file import TranscriptFile
 from minivllm_cli.config_file import Entry
 from minivllm_cli.settings import Settings
+from minivllm_cli.typed_options import option
 from minivllm_engine.config import SamplingOptions
 from minivllm_engine.errors import EngineError
 from minivllm_engine.request import RequestOutput, SamplingParams
@@ -95,6 +97,7 @@ class Chat:
             tokens=self.llm.max_model_len,
             largest=self.llm.model_config.max_position_embeddings,
             fits=self._would_fit,
+            option=partial(option, self.started_with, "engine.max_model_len"),
         )
 
     @property

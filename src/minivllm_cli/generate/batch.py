@@ -204,6 +204,7 @@ def answer_jobs(
                 between_steps=watch.poll,
             )
             began = time.monotonic()
+            run.interrupts.activity = "answering"
             try:
                 return loop.run(run.console, run.interrupts)
             finally:

@@ -36,13 +36,15 @@ def register(app: typer.Typer) -> None:
             return 0
         check_combination(flags)
         from minivllm_cli.generate.overrides import Overrides
+        from minivllm_cli.typed_options import remedies_as_typed
 
         overrides = Overrides.read(flags, think)
         check_thinking_flags(flags, overrides.think)
-        if flags.streams_prompt and not flags.dry_run:
-            from minivllm_cli.generate.one_prompt import stream_prompt
+        with remedies_as_typed(settings):
+            if flags.streams_prompt and not flags.dry_run:
+                from minivllm_cli.generate.one_prompt import stream_prompt
 
-            return stream_prompt(run, settings, flags, overrides)
-        from minivllm_cli.generate.batch import run_batch
+                return stream_prompt(run, settings, flags, overrides)
+            from minivllm_cli.generate.batch import run_batch
 
-        return run_batch(run, settings, flags, overrides)
+            return run_batch(run, settings, flags, overrides)

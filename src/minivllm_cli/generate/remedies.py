@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm_cli import engine_factory
 from minivllm_cli.generate.tally import Tally
 from minivllm_cli.settings import Settings
+from minivllm_cli.typed_options import option
 from minivllm_engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Remedies:
         """What to do about a prompt of that many tokens, which is too long."""
         wanted = -(-(num_tokens + 1) // _STEP) * _STEP
         if self._plan("engine.max_model_len", wanted):
-            return f"--set engine.max_model_len={wanted} (fits) or --truncate middle"
+            longer = option(self._settings, "engine.max_model_len", wanted)
+            return f"{longer} (fits) or --truncate middle"
         return "--truncate middle"
 
     def advice(self, tally: Tally) -> str | None:
@@ -58,7 +60,8 @@ class Remedies:
         doubled = 2 * tally.stats.state_slots_total
         if not self._plan("engine.max_num_seqs", doubled):
             return None
-        return f"state slots held requests back in {share:.0%} of the steps; --max-num-seqs {doubled} fits"
+        more = option(self._settings, "engine.max_num_seqs", doubled, flag="--max-num-seqs")
+        return f"state slots held requests back in {share:.0%} of the steps; {more} fits"
 
     def for_cache(self, tally: Tally) -> str | None:
         """What would have let more prompts reuse what was computed before, if many could not."""

@@ -83,6 +83,9 @@ class RunLoop:
         self._meter = RateMeter()
         self._shown_at = 0.0
         self._stop_at: float | None = None
+        self._last: frozenset[str] | None = (
+            None  # after a signal: the requests that may still finish
+        )
 
     def run(self, console: Console, interrupts: Interrupts) -> bool:
         """Run all jobs. True when done; False when a signal ended the run early.
@@ -100,9 +103,10 @@ class RunLoop:
                 interrupts.limit_clean_up(0)
                 raise KeyboardInterrupt
             interrupts.limit_clean_up()
+            self._last = self._begun()
             self._stop_at = time.monotonic() + CLEAN_UP_SECONDS
             console.write_line(
-                f"stopping: no new requests; finishing {self._llm.stats().num_running} running "
+                f"stopping: no new requests; finishing {len(self._last)} running "
                 f"(up to {CLEAN_UP_SECONDS:.0f} s). Ctrl-C again to abort now."
             )
 
@@ -112,8 +116,15 @@ class RunLoop:
                 self._feed()
                 if not self._running and not self._replaying:
                     return True
-                self._step()
+                if self._stop_at is None:  # a signal may have come while prompts were read
+                    self._step()
             return self._drain()
+
+    def _begun(self) -> frozenset[str]:
+        """Requests that the engine computes, or has computed a part of."""
+        # News of what runs come a step later on a GPU; what was preempted waits, and has begun.
+        begun = {key for key, running in self._running.items() if running.started}
+        return frozenset(begun | (self._llm.running_ids & self._running.keys()))
 
     @property
     def _replaying(self) -> int:
@@ -122,8 +133,8 @@ class RunLoop:
     def _drain(self) -> bool:
         if self._verifier is not None:
             self._verifier.stop()
-        for request_id, running in list(self._running.items()):
-            if not running.started:
+        for request_id in list(self._running):
+            if not self._may_finish(request_id):
                 self._drop(request_id)
         while self._running and time.monotonic() < (self._stop_at or 0.0):
             self._step()
@@ -131,6 +142,9 @@ class RunLoop:
             self._drop(request_id)
         # Whether everything was answered after all: nothing dropped, nothing left to read.
         return self._exhausted and self._progress.done == self._progress.total
+
+    def _may_finish(self, request_id: str) -> bool:
+        return self._last is None or request_id in self._last
 
     def _drop(self, request_id: str) -> None:
         self._llm.abort(request_id)
@@ -179,6 +193,12 @@ class RunLoop:
                 continue
             running = self._running.get(output.request_id)
             if running is None:
+                continue
+            if not self._may_finish(
+                output.request_id
+            ):  # let in by the step that a signal came into
+                if output.finished:
+                    self._forget(output.request_id)
                 continue
             if not running.started:
                 running.started = True

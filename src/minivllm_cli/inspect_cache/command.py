@@ -189,13 +189,16 @@ def register(app: typer.Typer) -> None:
             from minivllm_cli.inspect_cache.dump_view import show_dump
 
             return show_dump(run, asked.dump, options, as_json=flags.json_)
-        if view == "run":
-            from minivllm_cli.inspect_cache.run_view import show_run
+        from minivllm_cli.typed_options import remedies_as_typed
 
-            return show_run(run, settings, flags, options)
-        from minivllm_cli.inspect_cache.plan_view import show_plan
+        with remedies_as_typed(settings):
+            if view == "run":
+                from minivllm_cli.inspect_cache.run_view import show_run
 
-        return show_plan(run, settings, flags)
+                return show_run(run, settings, flags, options)
+            from minivllm_cli.inspect_cache.plan_view import show_plan
+
+            return show_plan(run, settings, flags)
 
 
 def _refuse_settings(run: Invocation, engine: EngineFlags) -> None:

@@ -14,6 +14,7 @@ from minivllm_cli.inspect_cache.solve import Solution, solve, without
 from minivllm_cli.inspect_cache.table import render_table
 from minivllm_cli.problems import CliError
 from minivllm_cli.settings import Settings
+from minivllm_cli.typed_options import as_typed
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.device_memory import DeviceMemory
 from minivllm_engine.memory_fit import Fit
@@ -48,6 +49,7 @@ def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int
         config = _solved(config, solution)
         result = solution.result
     warnings = plan_warnings(result, config)
+    hint = "" if error is None or error.hint is None else as_typed(error.hint, settings)
     document = plan_document(
         settings.model,
         model_hash(shape.path),
@@ -56,7 +58,7 @@ def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int
         result,
         planner,
         warnings=warnings,
-        advice=[] if error is None or error.hint is None else error.hint.split(", or "),
+        advice=hint.split(", or ") if hint else [],
     )
     for warning in warnings:
         run.console.warn(warning)

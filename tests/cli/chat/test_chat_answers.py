@@ -181,7 +181,7 @@ def test_k6_a_turn_over_the_context_is_refused(chat):
     )
     hint = re.fullmatch(
         r"try: /undo 1 \(frees (\d+)\) · /clear · "
-        r"restart with --set engine\.max_model_len=1024 \(fits\)",
+        r"restart with --max-model-len 1024 \(fits\)",
         lines[2],
     )
     assert what and why and hint, lines

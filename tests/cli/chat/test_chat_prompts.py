@@ -79,9 +79,9 @@ def test_a_prompt_may_leave_room_for_one_token():
     template = Template(byte_tokenizer(), {})
     asked = ANSWERED.asked("more")
     needed = template.count(asked) + 1
-    ContextLimit(needed, needed, fits=lambda _: True).check(template, asked)
+    ContextLimit(needed, needed, lambda _: True, str).check(template, asked)
     with pytest.raises(RequestError, match=f"needs {needed} tokens, 1 over") as caught:
-        ContextLimit(needed - 1, needed - 1, fits=lambda _: True).check(template, asked)
+        ContextLimit(needed - 1, needed - 1, lambda _: True, str).check(template, asked)
     assert caught.value.code == "prompt_too_long"
     assert caught.value.hint == "/clear"
 
@@ -97,11 +97,11 @@ def test_a_longer_context_is_proposed_only_where_it_fits():
             return fits
 
         with pytest.raises(RequestError) as caught:
-            ContextLimit(50, largest, would_fit).check(template, asked)
+            ContextLimit(50, largest, would_fit, "--longer {}".format).check(template, asked)
         return caught.value.hint
 
-    assert hint(4096, True) == "restart with --set engine.max_model_len=1024 (fits)"
-    assert hint(200, True) == "restart with --set engine.max_model_len=200 (fits)"
+    assert hint(4096, True) == "restart with --longer 1024 (fits)"
+    assert hint(200, True) == "restart with --longer 200 (fits)"
     assert hint(4096, False) == "a shorter message"
     assert hint(60, True) == "a shorter message"
     assert tried == [1024, 200, 1024]

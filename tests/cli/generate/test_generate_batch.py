@@ -78,7 +78,7 @@ def test_k1_one_bad_line_costs_one_record(program: Program, fake_model: Path) ->
     assert too_long["error"] == {
         "code": "prompt_too_long",
         "message": "64 prompt tokens + 1 > max_model_len 64",
-        "hint": "--set engine.max_model_len=1024 (fits) or --truncate middle",
+        "hint": "--max-model-len 1024 (fits) or --truncate middle",
     }
     assert broken["error"]["code"] == "invalid_json_line"
     assert done.records[5]["outputs"][0]["finish_reason"] == "context"

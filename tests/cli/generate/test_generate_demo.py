@@ -99,9 +99,13 @@ def test_k14_too_many_sequences_are_refused_with_what_fits(demo: Program) -> Non
     args = ["generate", "-p", "Define trumpet.", "--set", "engine.cpu_memory=16MiB", "-q"]
     done = demo.run(*args, "--max-num-seqs", "500")
     assert (done.code, done.out) == (4, "")
-    fitting = done.err.partition("--set engine.max_num_seqs=")[2].partition(",")[0]
+    fitting = done.err.partition("try: --max-num-seqs ")[2].partition(",")[0].strip()
     assert done.err_lines[0].startswith("error: max_num_seqs 500 needs 500 state slots")
-    done = demo.run(*args, "--set", f"engine.max_num_seqs={fitting}")
+    # What is told replaces what was typed: added to it, the key would be given twice.
+    assert "engine.max_num_seqs" not in done.err
+    dry = demo.run(*args, "--dry-run", "--max-num-seqs", "500")
+    assert dry.code == 4 and f"try: --max-num-seqs {fitting}" in dry.err
+    done = demo.run(*args, "--max-num-seqs", fitting)
     assert (done.code, done.out) == (0, ANSWERS["trumpet"] + "\n")
 
 

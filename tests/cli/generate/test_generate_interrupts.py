@@ -100,6 +100,47 @@ def test_h17_while_generating_running_requests_finish(
     assert texts == [" ".join(map(str, range(1, n + 1))) for n in range(1, 41)]
 
 
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_h17_while_the_first_prompts_are_read_none_of_them_is_started(
+    program: Program, fake_model: Path, source: Path, number: signal.Signals, code: int
+) -> None:
+    process = program.start(*_args(fake_model, source), FAKE_ADD_SECONDS="0.5")
+    program.interrupt_when(lambda: len(program.engine_log) > 0, process, number)
+    done = program.finish(process)
+    assert (done.code, done.out) == (code, "")
+    assert "no new requests; finishing 0 running" in done.err
+    assert done.err_lines[-1] == "0/40 saved. Re-run the same command to continue."
+    # No second prompt was read, and the one that was is gone.
+    assert len(program.added) == 1 and program.engine_log[-1] == {"closed": True}
+
+
+def test_h17_what_the_step_at_hand_lets_in_after_the_signal_is_dropped(
+    program: Program, fake_model: Path, source: Path
+) -> None:
+    # All answers would be complete in that one step.
+    process = program.start(*_args(fake_model, source), FAKE_ADMIT_SECONDS="0.5", FAKE_TOKENS="500")
+    program.interrupt_when(lambda: {"step": 0} in program.engine_log, process, signal.SIGINT)
+    done = program.finish(process)
+    assert (done.code, done.out) == (130, "")
+    assert "no new requests; finishing 0 running" in done.err
+    assert done.err_lines[-1] == "0/40 saved. Re-run the same command to continue."
+
+
+def test_h17_requests_in_their_first_step_are_counted_and_finished(
+    program: Program, fake_model: Path
+) -> None:
+    lines = [{"prompt": "count 2", "n": 2}, {"prompt": "say a"}, {"prompt": "say b"}]
+    source = program.write_lines("in.jsonl", lines)
+    args = ["generate", fake_model, "-i", source, "-o", "out.jsonl", "--max-num-seqs", "3"]
+    process = program.start(*args, FAKE_STEP_SECONDS="0.5", FAKE_TOKENS="500")
+    wait_for(lambda: program.stderr_has("generate 0/4"))
+    time.sleep(0.25)
+    process.send_signal(signal.SIGINT)
+    done = program.finish(process)
+    assert "no new requests; finishing 2 running" in done.err
+    assert done.err_lines[-1] == "2/3 requests saved. Re-run the same command to continue."
+
+
 def test_h17_a_request_that_does_not_end_is_given_ten_seconds(
     program: Program, fake_model: Path
 ) -> None:
@@ -199,8 +240,11 @@ def test_the_watchdog_does_not_outlive_a_finished_run(
 
 def test_an_interrupt_with_nothing_finished_says_so(program: Program, fake_model: Path) -> None:
     source = program.write_lines("in.jsonl", [{"prompt": "forever"}])
-    process = program.start(*_args(fake_model, source), FAKE_STEP_SECONDS="0.05", FAKE_TOKENS="1")
-    program.interrupt_when(lambda: program.stderr_has("generate 0/1"), process, signal.SIGINT)
+    process = program.start(
+        *_args(fake_model, source),
+        **{"FAKE_ADMIT_SECONDS": "0", "FAKE_STEP_SECONDS": "0.05", "FAKE_TOKENS": "1"},
+    )
+    program.interrupt_when(lambda: {"step": 1} in program.engine_log, process, signal.SIGINT)
     program.interrupt_when(lambda: program.stderr_has("Ctrl-C again"), process, signal.SIGINT)
     done = program.finish(process)
     assert done.code == 130

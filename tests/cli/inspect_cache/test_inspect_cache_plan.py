@@ -128,13 +128,18 @@ def test_k14_k22_what_does_not_fit_is_printed_and_ends_with_exit_4(real: Program
     assert done.code == 4
     assert "too much" in done.out and "(500 + 1 sink) × 18.63 MiB" in done.out
     assert done.err_lines[-3].startswith("error: max_num_seqs 500 needs 500 state slots")
-    fitting = done.err.partition("--set engine.max_num_seqs=")[2].partition(",")[0].strip()
+    fitting = done.err.partition("try: --max-num-seqs ")[2].partition(",")[0].strip()
     assert done.err_lines[-3].endswith(f"; {fitting} fit")
     assert inspect(real, *args, "--max-num-seqs", fitting).code == 0
     record = document(inspect(real, *args, "--max-num-seqs", "500", "--json", "-q"))
     assert record["fits"] is False
     assert sum(rows_of(record).values()) == 8 * GIB
-    assert record["advice"][0] == f"--set engine.max_num_seqs={fitting}"
+    assert record["advice"][0] == f"--max-num-seqs {fitting}"
+    by_key = inspect(real, *args, "--set", "engine.max_num_seqs=500")
+    assert f"try: --set engine.max_num_seqs={fitting}" in by_key.err
+    (real.home / "c.yaml").write_text("engine:\n  max_num_seqs: 500\n")
+    in_a_file = inspect(real, *args, "--config", "c.yaml")
+    assert f"try: --set engine.max_num_seqs={fitting}" in in_a_file.err
 
 
 @dataclass(frozen=True)
