@@ -318,7 +318,7 @@ def test_the_27b_shape_has_the_exchange_rate_of_its_config(real: Program) -> Non
         (
             ["m", "--max-model-len", "300K"],
             "engine.max_model_len 307200 is beyond",
-            "--set engine.",
+            "--max-model-len ",
         ),
         (["m", "--solve", "seeds"], "invalid value for '--solve'", "minivllm inspect-cache --help"),
     ],
