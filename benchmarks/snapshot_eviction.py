@@ -34,7 +34,8 @@ from dataclasses import dataclass, field
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import ResolvedSampling
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0)  # snapshots a chat
 BLOCK_SIZE = 64

@@ -31,7 +31,8 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.request import Request, SamplingParams
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.static_decode import StaticDecode
 from minivllm_engine.weights import fill_weights

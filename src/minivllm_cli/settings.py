@@ -23,7 +23,7 @@ from minivllm_engine.config import (
     GraphOptions,
     SamplingOptions,
 )
-from minivllm_engine.request import ResolvedSampling, SamplingParams
+from minivllm_engine.sampling_params import ResolvedSampling, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
         RequestError,
     )
     from minivllm_engine.llm import LLM
-    from minivllm_engine.request import FinishReason, RequestOutput, SamplingParams
+    from minivllm_engine.request_output import FinishReason, RequestOutput
+    from minivllm_engine.sampling_params import SamplingParams
     from minivllm_engine.stats import EngineStats
 
 _HOME = {
     "LLM": "llm",
     "EngineStats": "stats",
     "EngineConfig": "config",
-    "SamplingParams": "request",
-    "RequestOutput": "request",
-    "FinishReason": "request",
+    "SamplingParams": "sampling_params",
+    "RequestOutput": "request_output",
+    "FinishReason": "request_output",
     "EngineError": "errors",
     "ConfigError": "errors",
     "CheckpointError": "errors",

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from minivllm_engine.prefix_cache import Match, PrefixCache
-from minivllm_engine.request import CacheUse, Request
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import CacheUse
 from minivllm_engine.shared_beginnings import SharedBeginnings
 
 

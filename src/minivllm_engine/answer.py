@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from minivllm_engine.detokenizer import IncrementalDetokenizer, opens_reasoning
 from minivllm_engine.errors import EngineError
-from minivllm_engine.request import (
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import (
     CacheUse,
     CompletionOutput,
     FinishReason,
     PositionLogprobs,
-    Request,
     RequestOutput,
     Timing,
     Usage,

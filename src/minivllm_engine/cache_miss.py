@@ -4,7 +4,8 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
 from minivllm_engine.prefix_tree import Node
-from minivllm_engine.request import Divergence, MissReason, Request
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import Divergence, MissReason
 
 # An earlier turn of a chat is looked for among so many of the latest that begin alike: a file of
 # thousands of prompts must not be compared with itself.

@@ -19,6 +19,7 @@ from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.printable import listed, printable
 from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.shard_index import check_shard_sets, read_shard_index
+from minivllm_engine.units import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -216,10 +217,9 @@ def _check_layout(entry: TensorEntry) -> None:
 def _check_types(entries: dict[str, TensorEntry]) -> None:
     wrong = [entry for entry in entries.values() if entry.dtype not in FLOAT_TYPES]
     if wrong:
-        tensors = f"{len(wrong):,} tensor{'' if len(wrong) == 1 else 's'}"
         types = listed(sorted({entry.dtype for entry in wrong}))
         raise CheckpointError(
-            f"{wrong[0].file} holds {tensors} of type {types}",
+            f"{wrong[0].file} holds {count_text(len(wrong), 'tensor')} of type {types}",
             why=f"such as {printable(wrong[0].name)}; only {', '.join(FLOAT_TYPES)} can be read",
             hint="Use the checkpoint that was not quantised.",
         )

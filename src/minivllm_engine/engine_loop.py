@@ -16,7 +16,8 @@ from minivllm_engine.errors import EngineError
 from minivllm_engine.model_input import AwaitedTokens
 from minivllm_engine.model_runner import ModelRunner
 from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import FinishReason, PositionLogprobs, Request, RequestOutput
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import FinishReason, PositionLogprobs, RequestOutput
 from minivllm_engine.sampler import Draw, Sampled, SamplingRow
 from minivllm_engine.scheduled_batch import ScheduledBatch
 from minivllm_engine.scheduler import Scheduler

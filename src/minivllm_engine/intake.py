@@ -6,14 +6,9 @@ from minivllm_engine.answer import Answer
 from minivllm_engine.errors import RequestError
 from minivllm_engine.prepare import PreparedModel
 from minivllm_engine.prompt import Prompt, read_prompt
-from minivllm_engine.request import (
-    Request,
-    RequestOutput,
-    ResolvedSampling,
-    SamplingParams,
-    Timing,
-    Usage,
-)
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import RequestOutput, Timing, Usage
+from minivllm_engine.sampling_params import ResolvedSampling, SamplingParams
 
 
 class Intake:

@@ -19,7 +19,8 @@ from minivllm_engine.model_runner import ModelRunner, Progress
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prepare import PreparedModel, prepare
 from minivllm_engine.prompt import Prompt
-from minivllm_engine.request import CacheUse, RequestOutput, SamplingParams
+from minivllm_engine.request_output import CacheUse, RequestOutput
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.scheduler import Scheduler
 from minivllm_engine.stats import EngineStats
 

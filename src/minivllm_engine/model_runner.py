@@ -20,7 +20,7 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.request import PositionLogprobs
+from minivllm_engine.request_output import PositionLogprobs
 from minivllm_engine.sampler import Draw, SamplingRow, draw, score
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.warm_up import warm_up_prompts

@@ -10,7 +10,8 @@ from minivllm_engine.cache_miss import explain_miss
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.grid import boundary_grid
 from minivllm_engine.prefix_tree import Node, PrefixTree
-from minivllm_engine.request import CacheUse, Request
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import CacheUse
 from minivllm_engine.snapshot_worth import SnapshotWorth
 
 # Along one long prompt: at most so many snapshots.

@@ -13,7 +13,8 @@ import torch
 
 from minivllm_engine.device_copy import HostCopy, on_device
 from minivllm_engine.ops.sampling.reference import greedy
-from minivllm_engine.request import PositionLogprobs, ResolvedSampling, TokenLogprob
+from minivllm_engine.request_output import PositionLogprobs, TokenLogprob
+from minivllm_engine.sampling_params import ResolvedSampling
 
 Greedy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

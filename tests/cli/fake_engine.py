@@ -36,15 +36,15 @@ from minivllm_cli.settings import Settings
 from minivllm_engine.answer import Answer
 from minivllm_engine.errors import EngineError, RequestError
 from minivllm_engine.prompt import read_prompt
-from minivllm_engine.request import (
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import (
     CacheUse,
     FinishReason,
     PositionLogprobs,
-    Request,
     RequestOutput,
-    SamplingParams,
     TokenLogprob,
 )
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.stats import EngineStats
 from minivllm_engine.tokenizer import Tokenizer
 

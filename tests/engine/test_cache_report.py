@@ -12,7 +12,8 @@ from minivllm_engine.cache_report import CacheReport, CacheSegment, cache_report
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prepare import prepare
-from minivllm_engine.request import Request, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import ResolvedSampling
 from minivllm_engine.stats import EngineStats
 
 VOCAB = 320

@@ -4,7 +4,7 @@ import pytest
 
 from minivllm_engine.config import EngineConfig
 from minivllm_engine.errors import ConfigError, RequestError
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.units import format_size, parse_count, parse_size
 
 

@@ -8,7 +8,7 @@ import pytest
 from minivllm_engine.config import SamplingOptions
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.generation_config import load_generation_config
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("refusals_are_whole")
 

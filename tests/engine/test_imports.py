@@ -18,6 +18,8 @@ ORDER = [
     "units",
     "grid",
     "config",
+    "sampling_params",
+    "request_output",
     "request",
     "stats",
     "load_report",

@@ -7,7 +7,8 @@ import pytest
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.deltanet_state import DeltaNetStateManager, SnapshotTag
 from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import ResolvedSampling
 
 GRID = 64
 

@@ -19,7 +19,7 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.prepare import PreparedModel, prepare_parts
 from minivllm_engine.random_model import NoTokenizer, prepare_random
 from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.weights import fill_weights
 from support.tiny_checkpoint import tiny_config
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from minivllm_engine import sampler
-from minivllm_engine.request import SamplingParams
 from minivllm_engine.sampler import SamplingRow, random_uniform, sample
+from minivllm_engine.sampling_params import SamplingParams
 
 VOCAB = 50
 

@@ -12,7 +12,8 @@ from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.prefix_cache import PrefixCache
 from minivllm_engine.prefix_tree import Node
-from minivllm_engine.request import Request, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import ResolvedSampling
 
 GRID = 64
 OPENING = [1, 2, 3, 4]

@@ -24,7 +24,8 @@ from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch import triton
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
 from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.request import Request, SamplingParams
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.static_decode import StaticDecode
 from minivllm_engine.weights import fill_weights

@@ -18,7 +18,8 @@ from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.model_runner import ModelRunner
 from minivllm_engine.ops.reference_backend import REFERENCE
 from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import ResolvedSampling
 from minivllm_engine.scheduler import Scheduler
 
 pytestmark = [

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from minivllm_engine.request import SamplingParams
 from minivllm_engine.sampler import SamplingRow, draw, sample
+from minivllm_engine.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.cuda,

@@ -14,7 +14,8 @@ import pytest
 from minivllm_engine.block_manager import BlockManager
 from minivllm_engine.deltanet_state import DeltaNetStateManager
 from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.sampling_params import ResolvedSampling
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.scheduler import Scheduler
 

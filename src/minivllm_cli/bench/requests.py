@@ -7,7 +7,7 @@ from typing import Any
 
 from minivllm_cli.bench.lists import Length
 from minivllm_cli.bench.workload import Workload
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 
 # Every choice made, so that no generation config adds a penalty: argmax, and no end but the length.
 _GREEDY = SamplingParams(

@@ -10,7 +10,7 @@ from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.requests import BenchRequest, Repetition
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.problems import EngineDied
-from minivllm_engine.request import RequestOutput
+from minivllm_engine.request_output import RequestOutput
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

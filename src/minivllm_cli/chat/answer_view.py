@@ -7,7 +7,7 @@ from minivllm_cli.chat.statistics import thought_line
 from minivllm_cli.chat.word_wrap import Columns, StreamedWords
 from minivllm_cli.console import Console, Results, strip_controls
 from minivllm_cli.progress import prefill_text
-from minivllm_engine.request import RequestOutput
+from minivllm_engine.request_output import RequestOutput
 
 ThinkingDisplay = Literal["show", "fold", "hide"]
 

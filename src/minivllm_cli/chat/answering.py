@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minivllm_engine.errors import EngineError
-from minivllm_engine.request import RequestOutput, SamplingParams
+from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

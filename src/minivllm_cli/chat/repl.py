@@ -21,7 +21,7 @@ from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
 from minivllm_cli.problems import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
 from minivllm_cli.signals import Interrupts
 from minivllm_engine.errors import EngineError
-from minivllm_engine.request import RequestOutput
+from minivllm_engine.request_output import RequestOutput
 
 LEAVE_SECONDS = 2.0
 _STOP_SECONDS = 1.0

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from minivllm_engine.grid import boundary_grid
-from minivllm_engine.request import Divergence, Usage
+from minivllm_engine.request_output import Divergence, Usage
 from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:

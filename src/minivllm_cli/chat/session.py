@@ -21,7 +21,8 @@ from minivllm_cli.settings import Settings
 from minivllm_cli.typed_options import option
 from minivllm_engine.config import SamplingOptions
 from minivllm_engine.errors import EngineError
-from minivllm_engine.request import RequestOutput, SamplingParams
+from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.device_memory import DeviceMemory

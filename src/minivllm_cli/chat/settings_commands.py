@@ -13,7 +13,7 @@ from minivllm_cli.print_config import shown_value
 from minivllm_cli.problems import CliError
 from minivllm_cli.sections import check_value
 from minivllm_cli.yaml_reading import parse_value
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minivllm_cli.generate.token_logprobs import finite
-from minivllm_engine.request import CompletionOutput, PositionLogprobs, ResolvedSampling
+from minivllm_engine.request_output import CompletionOutput, PositionLogprobs
+from minivllm_engine.sampling_params import ResolvedSampling
 
 Verdict = Literal["equal", "tie", "different"]
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from minivllm_cli.generate.line_types import LineKind, LineProblem
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 
 SAMPLING_KEYS = frozenset(SamplingParams.model_fields) | {"max_completion_tokens", "top_logprobs"}
 _PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")

@@ -9,7 +9,7 @@ from typing import Any
 
 from minivllm_cli.generate.line_types import RequestLine
 from minivllm_engine import __version__
-from minivllm_engine.request import ResolvedSampling
+from minivllm_engine.sampling_params import ResolvedSampling
 
 SEED_RULE = "seed+index"
 _SAMPLE_BYTES = 1 << 16

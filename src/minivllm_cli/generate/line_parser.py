@@ -22,7 +22,7 @@ from minivllm_cli.generate.line_types import (
 )
 from minivllm_cli.generate.strict_json import BadJson, column_of_key, parse_object
 from minivllm_engine.errors import RequestError
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 
 _JSON_STARTS = ("{", "[", '"')
 

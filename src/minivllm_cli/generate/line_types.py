@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minivllm_engine.request import ResolvedSampling, SamplingParams
+from minivllm_engine.sampling_params import ResolvedSampling, SamplingParams
 
 LineKind = Literal["messages", "prompt", "tokens", "text"]
 

@@ -20,7 +20,7 @@ from minivllm_cli.problems import ExitCode, Problem
 from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.settings import Settings
 from minivllm_engine.errors import RequestError
-from minivllm_engine.request import FinishReason, RequestOutput
+from minivllm_engine.request_output import FinishReason, RequestOutput
 from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from minivllm_cli.generate.batch_line import CHAT_URL
 from minivllm_cli.generate.line_types import BatchLine, Line, RequestLine
 from minivllm_cli.generate.token_logprobs import TokenText, prompt_records, token_record
 from minivllm_cli.generate.usage_record import cache_record
-from minivllm_engine.request import (
+from minivllm_engine.request_output import (
     CompletionOutput,
     FinishReason,
     PositionLogprobs,

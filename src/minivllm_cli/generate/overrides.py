@@ -13,7 +13,7 @@ from minivllm_cli.options import ThinkFlags
 from minivllm_cli.problems import CliError
 from minivllm_cli.yaml_reading import parse_value
 from minivllm_engine.errors import RequestError
-from minivllm_engine.request import SamplingParams
+from minivllm_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.tokenizer import Tokenizer

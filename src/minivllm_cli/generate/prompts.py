@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.generate.flags import Truncate
 from minivllm_cli.generate.line_types import RequestLine
-from minivllm_engine.request import ResolvedSampling
+from minivllm_engine.sampling_params import ResolvedSampling
 
 if TYPE_CHECKING:
     from minivllm_engine.tokenizer import Tokenizer

@@ -8,11 +8,8 @@ from minivllm_cli.generate.openai_records import openai_answer, openai_error
 from minivllm_cli.generate.token_logprobs import TokenText, position_record, prompt_records
 from minivllm_cli.generate.usage_record import usage_record
 from minivllm_engine.errors import EngineError
-from minivllm_engine.request import (
-    CompletionOutput,
-    RequestOutput,
-    ResolvedSampling,
-)
+from minivllm_engine.request_output import CompletionOutput, RequestOutput
+from minivllm_engine.sampling_params import ResolvedSampling
 
 SCHEMA_VERSION = 1
 _ALWAYS_SHOWN = ("temperature", "top_p", "top_k", "max_tokens", "seed")

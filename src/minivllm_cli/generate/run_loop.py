@@ -18,7 +18,8 @@ from minivllm_cli.problems import EngineDied
 from minivllm_cli.progress import LONG_PROMPT, Progress, RateMeter, Reporter
 from minivllm_cli.signals import CLEAN_UP_SECONDS, Interrupts
 from minivllm_engine.errors import RequestError
-from minivllm_engine.request import RequestOutput, ResolvedSampling, SamplingParams
+from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.sampling_params import ResolvedSampling, SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

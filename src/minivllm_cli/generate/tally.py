@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm_cli.generate.records import error_code, finish_reasons, record_failed
 from minivllm_cli.generate.verify import VerifyCounts, verify_document
-from minivllm_engine.request import RequestOutput
+from minivllm_engine.request_output import RequestOutput
 from minivllm_engine.stats import EngineStats
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minivllm_engine.request import PositionLogprobs, TokenLogprob
+from minivllm_engine.request_output import PositionLogprobs, TokenLogprob
 
 TokenText = Callable[[int], str]
 

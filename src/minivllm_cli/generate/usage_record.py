@@ -3,7 +3,7 @@
 from typing import Any
 
 from minivllm_cli.generate.token_logprobs import TokenText
-from minivllm_engine.request import Usage
+from minivllm_engine.request_output import Usage
 
 
 def usage_record(usage: Usage, token_text: TokenText) -> dict[str, Any]:

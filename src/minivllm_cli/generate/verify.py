@@ -8,7 +8,8 @@ from minivllm_cli.generate.comparison import Comparison, compare, tolerance_of
 from minivllm_cli.generate.line_types import Job
 from minivllm_cli.generate.prompts import BuiltPrompt
 from minivllm_cli.problems import Problem
-from minivllm_engine.request import CompletionOutput, RequestOutput, SamplingParams
+from minivllm_engine.request_output import CompletionOutput, RequestOutput
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:

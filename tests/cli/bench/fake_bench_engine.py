@@ -16,16 +16,16 @@ from minivllm_cli import engine_factory
 from minivllm_cli.settings import Settings
 from minivllm_engine.load_report import LoadReport
 from minivllm_engine.prepare import PreparedModel
-from minivllm_engine.request import (
+from minivllm_engine.request_output import (
     CacheUse,
     CompletionOutput,
     PositionLogprobs,
     RequestOutput,
-    SamplingParams,
     Timing,
     TokenLogprob,
     Usage,
 )
+from minivllm_engine.sampling_params import SamplingParams
 
 
 @dataclass

@@ -33,13 +33,9 @@ from minivllm_engine.answer import Answer
 from minivllm_engine.errors import EngineError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.prompt import read_prompt
-from minivllm_engine.request import (
-    CacheUse,
-    FinishReason,
-    Request,
-    RequestOutput,
-    SamplingParams,
-)
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import CacheUse, FinishReason, RequestOutput
+from minivllm_engine.sampling_params import SamplingParams
 from minivllm_engine.stats import EngineStats
 from minivllm_engine.tokenizer import Tokenizer
 

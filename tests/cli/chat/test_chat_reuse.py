@@ -13,7 +13,7 @@ from minivllm_cli.chat.session import Chat
 from minivllm_cli.settings import resolve_settings
 from minivllm_engine import LLM
 from minivllm_engine.grid import boundary_grid
-from minivllm_engine.request import Divergence, Usage
+from minivllm_engine.request_output import Divergence, Usage
 
 GRID = 64
 SYSTEM = "You are a dictionary. " + "Answer briefly and precisely, as a good dictionary does. " * 8

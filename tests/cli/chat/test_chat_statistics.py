@@ -6,14 +6,14 @@ from minivllm_cli.chat.statistics import (
     statistics_line,
     thought_line,
 )
-from minivllm_engine.request import (
+from minivllm_engine.request_output import (
     CompletionOutput,
     FinishReason,
     RequestOutput,
-    ResolvedSampling,
     Timing,
     Usage,
 )
+from minivllm_engine.sampling_params import ResolvedSampling
 
 
 def _output(usage: Usage, timing: Timing, reason: FinishReason) -> RequestOutput:

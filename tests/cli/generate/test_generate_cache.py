@@ -15,16 +15,15 @@ from minivllm_cli.generate.tally import Tally
 from minivllm_cli.settings import resolve_settings
 from minivllm_engine.checkpoint_index import resolve_model
 from minivllm_engine.device_memory import DeviceMemory
-from minivllm_engine.request import (
+from minivllm_engine.request_output import (
     CompletionOutput,
     Divergence,
     FinishReason,
     RequestOutput,
-    ResolvedSampling,
-    SamplingParams,
     Timing,
     Usage,
 )
+from minivllm_engine.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.stats import EngineStats
 
 HEADER = "A header that all prompts share, and that is longer than a block is. " * 2

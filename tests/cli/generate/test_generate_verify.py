@@ -10,12 +10,8 @@ import pytest
 
 from cli.program import REAL, TESTS, Program, read_records
 from minivllm_cli.generate.comparison import Tolerance, compare, tolerance_of
-from minivllm_engine.request import (
-    CompletionOutput,
-    PositionLogprobs,
-    ResolvedSampling,
-    TokenLogprob,
-)
+from minivllm_engine.request_output import CompletionOutput, PositionLogprobs, TokenLogprob
+from minivllm_engine.sampling_params import ResolvedSampling
 
 LOSSY = [sys.executable, str(TESTS / "cli" / "lossy_minivllm.py")]
 HEADER = "A header that all prompts share, and that is longer than a block is. " * 2

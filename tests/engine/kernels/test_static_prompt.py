@@ -9,7 +9,9 @@ import torch
 import minivllm_engine.model_runner as model_runner
 from minivllm_engine import LLM, SamplingParams, static_prompt
 from minivllm_engine.ops.kernel_backend import kernel_operations
-from minivllm_engine.request import Request, RequestOutput, ResolvedSampling
+from minivllm_engine.request import Request
+from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.sampling_params import ResolvedSampling
 from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.static_prompt import MAX_TOKENS, StaticPrompt
 from support.kernel_checks import needs_interpreter
