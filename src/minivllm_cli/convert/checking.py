@@ -14,7 +14,7 @@ from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.problems import ExitCode, Problem
 from minivllm_cli.settings import Settings
 from minivllm_engine.printable import printable
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 if TYPE_CHECKING:
     from minivllm_engine.conversion import CheckReport
@@ -48,7 +48,7 @@ def check_target(
         Problem(
             f"{dst} is incomplete: {number:,} tensors are left out by --allow-missing"
             if all(found.kind == "incomplete" for found in report.differences)
-            else f"{dst} has {number:,} difference{'' if number == 1 else 's'} from what {src} gives",
+            else f"{dst} has {count_text(number, 'difference')} from what {src} gives",
             why=_why(report),
             hint=_remedy(report, src, dst),
         )
@@ -75,7 +75,7 @@ def _remedy(report: "CheckReport", src: Path, dst: Path) -> str:
 
 
 def _files(report: "CheckReport") -> str:
-    return f"{report.num_shards:,} file{'' if report.num_shards == 1 else 's'}"
+    return count_text(report.num_shards, "file")
 
 
 def _text(report: "CheckReport") -> str:

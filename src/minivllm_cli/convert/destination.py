@@ -11,7 +11,7 @@ from minivllm_cli.problems import CliError
 from minivllm_engine.conversion import Source
 from minivllm_engine.conversion.destination import Destination, is_filled
 from minivllm_engine.conversion.file_errors import destination_errors
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 
 def check_destination(dst: Path, source: Source, flags: ConvertFlags) -> Destination:
@@ -66,4 +66,4 @@ def confirm_overwrite(run: Invocation, destination: Destination, *, yes: bool) -
 def _content(place: Path) -> str:
     files = [file for file in place.iterdir() if file.is_file()]
     size = format_size(sum(file.lstat().st_size for file in files))
-    return f"{len(files):,} file{'' if len(files) == 1 else 's'}, {size}"
+    return f"{count_text(len(files), 'file')}, {size}"

@@ -10,7 +10,7 @@ from textwrap import wrap
 from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.printable import printable
-from minivllm_engine.units import format_size
+from minivllm_engine.units import count_text, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
             parts += wrapped(problem.detail, width and width - room)
         elif problem.kind == "missing":
             parts.append("no source")
-        near = [f"{printable(name)} ({_edits(n)})" for name, n in problem.nearest]
+        near = [f"{printable(name)} ({count_text(n, 'edit')})" for name, n in problem.nearest]
         parts += [f"nearest: {name}" for name in near[:1]] + [f"or {name}" for name in near[1:]]
         lines += _fill(parts, width, gap="   ", indent=" " * room)
     return lines
@@ -128,10 +128,6 @@ def _cells(row: Row) -> _Cells:
     op = row.op if row.targets else "–"
     source = printable(row.source)
     return _Cells(f"{row.count:,}", source, target, op, dtype, format_size(row.num_bytes))
-
-
-def _edits(count: int) -> str:
-    return f"{count} edit{'' if count == 1 else 's'}"
 
 
 def _column(cells: Sequence[_Cells], name: str) -> int:

@@ -5,6 +5,7 @@ from minivllm_engine.conversion.source import Source
 from minivllm_engine.errors import CheckpointError
 from minivllm_engine.printable import listed, printable
 from minivllm_engine.safetensors_header import FLOAT_TYPES
+from minivllm_engine.units import count_text
 
 _QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 
@@ -20,7 +21,7 @@ def check_types(source: Source, matching: Matching) -> None:
     wrong = [e for e in source.tensors if e.name in read and e.dtype not in FLOAT_TYPES]
     if not wrong:
         return
-    tensors = f"{len(wrong):,} tensor{'' if len(wrong) == 1 else 's'}"
+    tensors = count_text(len(wrong), "tensor")
     what, remedy = _kind_of(wrong[0].dtype)
     raise CheckpointError(
         f"{wrong[0].file} holds {tensors} of type {listed(sorted({e.dtype for e in wrong}))}",

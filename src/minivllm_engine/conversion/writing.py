@@ -24,6 +24,7 @@ from minivllm_engine.conversion.values import (
 )
 from minivllm_engine.errors import ConversionError
 from minivllm_engine.printable import listed, printable
+from minivllm_engine.units import count_text
 
 _SHOWN = 8
 
@@ -107,7 +108,7 @@ class ShardWriter:
                 largest = max(largest, most)
         more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return ConversionError(
-            f"{_number(len(found), 'tensor')} with values that are not finite; nothing is published",
+            f"{count_text(len(found), 'tensor')} with values that are not finite; nothing is published",
             why="\n".join(found[:_SHOWN]) + more,
             hint=hopeless or self._types_with_room(largest),
             code="non_finite",
@@ -132,7 +133,7 @@ class ShardWriter:
         """That the cast alone made values of `target` infinite."""
         dtype = _computed_in(target.dtype)
         return (
-            f"{listed(self._sources(target))} ({_number(count, 'value')} too large for {dtype}: up to "
+            f"{listed(self._sources(target))} ({count_text(count, 'value')} too large for {dtype}: up to "
             f"{largest:.3g}, it holds {_most(dtype):.3g})"
         )
 
@@ -157,10 +158,6 @@ def _no_room(sources: list[str], largest: float) -> str:
         f"{_most('fp32'):.3g}. Correct {listed(sources, 1)} in the source: clamp it, or scale it down where "
         "it was made."
     )
-
-
-def _number(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _most(word: str) -> float:
