@@ -59,12 +59,14 @@ def make_case(shape: KVShape, spans: list[tuple[int, int]], dtype: torch.dtype) 
     return Case(shape, batch, q, keys, values)
 
 
+def batch_on(case: Case, device: torch.device) -> ModelInput:
+    """The batch of a case with what attention reads of it on the device."""
+    names = ("positions", "slots", "block_tables")
+    return replace(case.batch, **{name: getattr(case.batch, name).to(device) for name in names})
+
+
 def run(case: Case, device: torch.device, splits: int | None = None) -> torch.Tensor:
-    on_card = {
-        name: getattr(case.batch, name).to(device)
-        for name in ("positions", "slots", "block_tables")
-    }
-    plan = AttentionPlan.build(replace(case.batch, **on_card), case.shape, case.q.dtype)
+    plan = AttentionPlan.build(batch_on(case, device), case.shape, case.q.dtype)
     if plan.prefill is not None:
         plan = replace(plan, prefill=with_padding(plan.prefill))
     if splits is not None:

@@ -1,7 +1,8 @@
 """Grouped-query attention by flash-attn 2.8, over the paged KV cache: see reference.py for the letters.
 
-For who has flash-attn installed and asks for it. The adapter is tested against a stand-in with the signatures
-that flash-attn documents, since the library itself takes an hour to build.
+For who has flash-attn installed and asks for it. On an H200 our own kernels decode faster (benchmarks/h200).
+CI tests the adapter with a stand-in, since the library takes an hour to build; where it is installed,
+`make test-gpu` tests both.
 """
 
 import functools
