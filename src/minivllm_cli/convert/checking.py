@@ -46,7 +46,7 @@ def check_target(
     number = len(report.differences)
     run.console.error(
         Problem(
-            f"{dst} is incomplete: {number:,} tensors are left out by --allow-missing"
+            f"{dst} is incomplete: --allow-missing has left out {count_text(number, 'tensor')}"
             if all(found.kind == "incomplete" for found in report.differences)
             else f"{dst} has {count_text(number, 'difference')} from what {src} gives",
             why=_why(report),
@@ -60,7 +60,7 @@ def _why(report: "CheckReport") -> str:
     """How many there are of each kind, which the list may not show in full."""
     counts = Counter(found.kind.replace("_", " ") for found in report.differences)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
-    return f"{kinds}, of {report.num_tensors:,} tensors in {_files(report)}"
+    return f"{kinds}, of {count_text(report.num_tensors, 'tensor')} in {_files(report)}"
 
 
 def _remedy(report: "CheckReport", src: Path, dst: Path) -> str:
@@ -89,7 +89,7 @@ def _text(report: "CheckReport") -> str:
         lines.append(f"... and {more:,} more (--json has all)")
     verdict = "no difference" if report.ok else f"{len(report.differences):,} differ"
     lines.append(
-        f"{report.num_tensors:,} tensors, {_files(report)}, "
+        f"{count_text(report.num_tensors, 'tensor')}, {_files(report)}, "
         f"{format_size(report.num_bytes)}: {verdict}"
     )
     return "".join(line + "\n" for line in lines)

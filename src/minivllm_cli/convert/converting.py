@@ -17,6 +17,7 @@ from minivllm_cli.convert.table import totals
 from minivllm_cli.problems import ExitCode
 from minivllm_cli.settings import Settings
 from minivllm_engine.conversion import Cast, Plan, Report
+from minivllm_engine.units import count_text
 
 
 def convert_source(
@@ -95,8 +96,8 @@ def _cast_lines(casts: Iterable[Cast]) -> list[str]:
 
 def _summary(report: Report) -> str:
     resumed = sum(shard.resumed for shard in report.shards)
-    files = f"{len(report.shards)} file{'s' if len(report.shards) != 1 else ''}"
-    text = f"{report.num_tensors:,} tensors in {files}"
+    files = count_text(len(report.shards), "file")
+    text = f"{count_text(report.num_tensors, 'tensor')} in {files}"
     if resumed:
         text += f" ({resumed} from an earlier run)"
     if report.verified != "none":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from minivllm_cli.command import Invocation
 from minivllm_cli.problems import CliError, ExitCode, Problem
 from minivllm_engine.conversion import Plan, Report
+from minivllm_engine.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_engine.stored_logits import LogitsReport
@@ -20,7 +21,7 @@ def check_logits_file(run: Invocation, file: Path, plan: Plan) -> None:
     """
     if plan.missing:
         raise CliError(
-            f"--verify-logits needs a whole model, and {len(plan.missing)} tensors are left out",
+            f"--verify-logits needs a whole model; this is without {count_text(len(plan.missing), 'tensor')}",
             why="--allow-missing makes an incomplete target, which cannot be run",
             hint="Leave one of them out.",
         )

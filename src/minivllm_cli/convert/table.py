@@ -82,11 +82,11 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
 def totals(plan: Plan) -> list[str]:
     """What the tensors become, how large it is, and what it takes."""
     rules = len({dropped.rule for dropped in plan.dropped})
-    parts = [f"{len(plan.source.tensors):,} tensors: {plan.num_used:,} used"]
+    parts = [f"{count_text(len(plan.source.tensors), 'tensor')}: {plan.num_used:,} used"]
     if plan.dropped:
-        parts.append(f"{len(plan.dropped):,} dropped by {rules} rule{'s' if rules > 1 else ''}")
+        parts.append(f"{len(plan.dropped):,} dropped by {count_text(rules, 'rule')}")
     parts += counted(plan.problems)
-    files = f"{len(plan.shards)} file{'s' if len(plan.shards) != 1 else ''}"
+    files = count_text(len(plan.shards), "file")
     free = "" if plan.needs.disk_free is None else f" (free {format_size(plan.needs.disk_free)})"
     out = format_size(plan.bytes_out)
     if plan.bytes_head:

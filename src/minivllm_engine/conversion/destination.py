@@ -21,6 +21,7 @@ from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
 from minivllm_engine.errors import ConversionError
 from minivllm_engine.printable import listed
+from minivllm_engine.units import count_text
 
 STATE = ".conversion.json"
 INDEX = "model.safetensors.index.json"
@@ -250,7 +251,7 @@ def _keep_apart(destination: Destination, source: Source) -> None:
 def _held(directory: Path) -> str:
     names = sorted(entry.name for entry in directory.iterdir())
     made = "" if MANIFEST in names or STATE in names else "; nothing tells what they were made from"
-    return f"it holds {len(names):,} files: {listed(names)}{made}"
+    return f"it holds {count_text(len(names), 'file')}: {listed(names)}{made}"
 
 
 def _wrong(what: str, *, why: str | None, hint: str) -> ConversionError:

@@ -10,6 +10,7 @@ from typing import Literal
 from minivllm_engine.conversion.options import ConvertOptions, Renames
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
 from minivllm_engine.printable import printable
+from minivllm_engine.units import count_text
 
 # Of a key that stands before a colon on its line, by the rules of YAML.
 _LONGEST_KEY = 1000
@@ -151,7 +152,7 @@ def _mapping_text(lines: Renames, *, had_one: bool) -> str:
     if too_long(lines):
         return (
             "--mapping FILE with what --dry-run --json prints under remedy.mapping "
-            f"({len(lines):,} lines)"
+            f"({count_text(len(lines), 'line')})"
         )
     return f"{'another ' if had_one else ''}--mapping FILE with the line {mapping_line(lines)}"
 

@@ -9,6 +9,7 @@ from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import FUSED_DELTANET
 from minivllm_engine.model_families import unknown_model_type
 from minivllm_engine.printable import listed, printable
+from minivllm_engine.units import count_text
 
 
 def plan_notes(
@@ -45,8 +46,8 @@ def plan_notes(
     notes += _unused(named, options, layouts)
     if missing:
         notes.append(
-            f"{len(missing)} tensors stay missing, as --allow-missing says ({listed(missing, 2)}): the "
-            "target is marked incomplete, and the engine will not load it"
+            f"without {count_text(len(missing), 'tensor')}, as --allow-missing says ({listed(missing, 2)}): "
+            "the target is marked incomplete, and the engine will not load it"
         )
     return notes
 

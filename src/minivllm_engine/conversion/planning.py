@@ -28,6 +28,7 @@ from minivllm_engine.errors import CheckpointError
 from minivllm_engine.model_config import ModelConfig
 from minivllm_engine.printable import listed
 from minivllm_engine.safetensors_header import TensorEntry
+from minivllm_engine.units import count_text
 
 # What Python, torch and the buffers of a conversion take beside the tensors at hand: measured 250 MiB.
 _BASE_MEMORY = 320 << 20
@@ -135,13 +136,13 @@ def _nothing_left(
     if not blamed:
         return CheckpointError(
             what,
-            why=f"all of its {len(named):,} tensors belong to parts that are left out",
+            why=f"of its {count_text(len(named), 'tensor')} all belong to parts that are left out",
             hint="Use the whole checkpoint.",
         )
     count = sum(tensor.renamed_by is not None for tensor in named)
     return CheckpointError(
         f"{what} once --mapping is applied",
-        why=f"{count:,} of its {len(named):,} tensors are dropped by it: {listed(map(repr, blamed))}",
+        why=f"of its {count_text(len(named), 'tensor')} it drops {count:,}: {listed(map(repr, blamed))}",
         hint=Fix(without=tuple(blamed)).text(options),
     )
 
@@ -150,7 +151,7 @@ def _nothing_known(source: Source) -> CheckpointError:
     names = [entry.name for entry in source.tensors]
     return CheckpointError(
         f"{source.path} holds no tensor of this model",
-        why=f"no rule knows any of its {len(names):,} names, such as {listed(names, 2)}",
+        why=f"no rule knows any of its {count_text(len(names), 'name')}, such as {listed(names, 2)}",
         hint="Use a checkpoint of this family, or say with --mapping FILE what its tensors are.",
     )
 

@@ -18,6 +18,7 @@ from minivllm_engine.generation_config import read_json_object
 from minivllm_engine.printable import printable
 from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.shard_index import ShardIndex
+from minivllm_engine.units import count_text
 
 _INDEX_REMEDY = "Copy the index and the shards again, from one place."
 _NO_INDEX = " Or remove the index: then all *.safetensors are read."
@@ -199,7 +200,7 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
     if unlisted:
         raise CheckpointError(
             f"{index.file} does not describe its shards",
-            why=f"{len(unlisted)} tensors in them are not in it, such as {printable(unlisted[0])}",
+            why=f"it leaves out {count_text(len(unlisted), 'tensor')}, such as {printable(unlisted[0])}",
             hint=remedy,
         )
     size = sum(entry.num_bytes for entry in tensors)

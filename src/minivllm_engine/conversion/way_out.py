@@ -10,6 +10,7 @@ from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.remedies import ANOTHER_SOURCE
 from minivllm_engine.errors import CheckpointError, ConversionError
 from minivllm_engine.printable import listed, printable
+from minivllm_engine.units import count_text
 
 # A fix may bring to light what another one mends; more than twice it is no way out.
 _ROUNDS = 4
@@ -98,7 +99,9 @@ def reason(plan: Plan) -> str:
         return f"--mapping takes from the model what it needs, by {which}: {shown}"
     wrong = sum(p.count for p in plan.problems if p.kind == "wrong_shape")
     missing = sum(p.count for p in plan.problems if p.kind == "missing")
-    parts = [f"{plan.num_used - wrong:,} of {len(plan.source.tensors):,} tensors in the source fit"]
+    parts = [
+        f"{plan.num_used - wrong:,} of {count_text(len(plan.source.tensors), 'tensor')} in the source fit"
+    ]
     if missing:
         parts.append(f"the model that {plan.source.config_file} describes has {missing:,} more")
     return f"{', and '.join(parts)}; a target is whole, and leaves nothing out that was not named"

@@ -99,7 +99,7 @@ def test_an_incomplete_target_cannot_be_run(here: Run, src: Path, tmp_path: Path
     )
     done = here("less", "dst", "--check")
     assert done.code == 5 and f"INCOMPLETE  {name}" in done.out
-    assert "error: dst is incomplete: 1 tensors are left out by --allow-missing" in done.err_lines
+    assert "error: dst is incomplete: --allow-missing has left out 1 tensor" in done.err_lines
     assert done.err_lines[-1].endswith("minivllm convert-weights SRC dst --overwrite")
 
 

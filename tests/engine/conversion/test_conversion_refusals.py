@@ -170,7 +170,10 @@ LIES = {
         lambda i: i["weight_map"].update({"ghost": "model-00001-of-00003.safetensors"}),
         "no shard holds it",
     ),
-    "unlisted": (lambda i: i["weight_map"].pop("model.norm.weight"), "1 tensors in them"),
+    "unlisted": (
+        lambda i: i["weight_map"].pop("model.norm.weight"),
+        "it leaves out 1 tensor, such as model.norm.weight",
+    ),
 }
 
 
