@@ -67,7 +67,7 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         code: Any = app(args=args, prog_name="minivllm", standalone_mode=False)
     except typer.TyperException as error:
-        return _usage_error(error, console)
+        return _usage_error(error, console, sys.argv[1:] if args is None else args)
     except OutputClosed:
         return _output_closed(console)
     except CliError as error:
@@ -90,7 +90,7 @@ def _output_closed(console: Console) -> int:
     return ExitCode.OUTPUT_CLOSED
 
 
-def _usage_error(error: typer.TyperException, console: Console) -> int:
+def _usage_error(error: typer.TyperException, console: Console, args: Sequence[str]) -> int:
     context: Any = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         console.write_line(error.format_message())
@@ -98,9 +98,17 @@ def _usage_error(error: typer.TyperException, console: Console) -> int:
     _keep_close(error)
     message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
     message = message or "Wrong usage"
-    path = context.command_path if context is not None else "minivllm"
+    path = context.command_path if context is not None else _command_path(args)
     console.error(Problem(message[0].lower() + message[1:], hint=f"{path} --help"))
     return ExitCode.USAGE
+
+
+def _command_path(args: Sequence[str]) -> str:
+    """The command that was meant, where an error does not say in which it arose."""
+    commands = {command.name for command in app.registered_commands}
+    commands |= {group.name for group in app.registered_groups}
+    known = args and args[0] in commands
+    return f"minivllm {args[0]}" if known else "minivllm"
 
 
 def _keep_close(error: typer.TyperException) -> None:

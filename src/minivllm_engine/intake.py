@@ -23,12 +23,19 @@ class Intake:
         self._num_arrived = 0
 
     def read(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str, place: int
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str,
+        place: int,
+        *,
+        counted: bool = True,
     ) -> Answer:
         """The answer to be written, with its requests, one an output.
 
         Args:
             place: of the prompt among those that came with it; its seed, if it has none of its own.
+            counted: the cache's sums know of it.
 
         Raises:
             RequestError: it can never be served.
@@ -55,6 +62,7 @@ class Intake:
                 index=i,
                 max_total_tokens=total,
                 answer_at=self._tokenizer.answer_start(ids) if is_chat else None,
+                counted=counted,
             )
             for i in range(resolved.n)
         ]

@@ -113,14 +113,20 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        counted: bool = True,
     ) -> str:
         """Queue a request for `step`. Returns its id.
+
+        Args:
+            counted: the sums of `stats` and `cache_report` know of it.
 
         Raises:
             RequestError: it can never be served; code `empty_prompt`, `prompt_too_long`,
                 `does_not_fit` or `invalid_field`.
         """
-        return self._add(prompt, params, request_id=request_id, place=self._num_added)
+        return self._add(
+            prompt, params, request_id=request_id, place=self._num_added, counted=counted
+        )
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, with what it has. None where there is no such request (any more)."""
@@ -184,14 +190,20 @@ class LLM:
         return request_id if request_id is not None else f"request-{self._num_added}"
 
     def _add(
-        self, prompt: Prompt, params: SamplingParams | None, *, request_id: str | None, place: int
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        *,
+        request_id: str | None,
+        place: int,
+        counted: bool = True,
     ) -> str:
         self._loop.open_runner()
         request_id = self._new_id(request_id)
         if request_id in self._loop.answers:
             raise RequestError(f"request id {request_id!r} is in use")
         self._num_added += 1
-        self._loop.add(self._intake.read(prompt, params, request_id, place))
+        self._loop.add(self._intake.read(prompt, params, request_id, place, counted=counted))
         return request_id
 
     # -- steps -----------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class PrefixCache:
         request.block_table = [node.block for node in held]
         request.num_computed_tokens = match.start
         request.boundaries = self._boundaries(request, match)
-        self.num_starts += 1
+        self.num_starts += request.counted
         for node in match.nodes:
             node.hits += 1
             node.recomputed += node.end > match.start
@@ -133,7 +133,12 @@ class PrefixCache:
             match.nodes[boundary // size - 1].branch_point = True
 
     def _count(self, request: Request, use: CacheUse) -> None:
-        if request.cache_use is not None or request.index:
+        is_first = request.cache_use is None
+        if is_first:
+            request.cache_use = use
+        if not request.counted:
+            return
+        if not is_first or request.index:
             self.restored_tokens += use.cached_tokens
         else:
             self.num_requests += 1
@@ -142,8 +147,6 @@ class PrefixCache:
             self.kv_matched_tokens += use.kv_matched
             if use.miss_reason is not None:
                 self.misses[use.miss_reason] += 1
-        if request.cache_use is None:
-            request.cache_use = use
 
     def hashes(self, request: Request, count: int) -> Sequence[bytes]:
         """The chained hashes of the request's first `count` blocks, all of whose tokens are known."""

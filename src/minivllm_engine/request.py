@@ -23,6 +23,7 @@ class Request:
         num_awaited: tokens that steps in flight will yield.
         last_turn: how many parts of steps had been launched with its latest one.
         answer_at: in a chat, where the prompt opens the answer: the last tokens of the prompt.
+        counted: the cache's sums know of it.
         block_hashes: of its blocks, as far as they were needed.
         num_kept_blocks: blocks of the table that are in the cache.
         boundaries: where snapshots are wanted, ascending.
@@ -48,6 +49,7 @@ class Request:
     num_preemptions: int = 0
     last_turn: int = 0
     answer_at: int | None = None
+    counted: bool = True
     block_hashes: list[bytes] = field(default_factory=list)
     num_kept_blocks: int = 0
     boundaries: list[int] = field(default_factory=list)

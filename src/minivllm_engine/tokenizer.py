@@ -18,6 +18,8 @@ from minivllm_engine.generation_config import read_json_object
 
 Message = Mapping[str, Any]
 
+_USUAL_ROLES = ("system", "user", "assistant", "tool")
+
 _COPY_AGAIN = "copy the file again from where the model came from"
 
 
@@ -177,7 +179,8 @@ class Tokenizer:
             )
         except Exception as error:  # a template may raise anything about what it is given
             raise RequestError(
-                "the chat template refuses these messages", why=f"{type(error).__name__}: {error}"
+                "the chat template refuses these messages",
+                why=f"{type(error).__name__}: {error}{_unusual_role(messages)}",
             ) from None
         text: str = rendered[0]
         return text
@@ -252,6 +255,15 @@ def _check_template(template: str, model_path: Path) -> None:
                 why=str(error),
                 hint="copy chat_template.jinja again from where the model came from",
             ) from None
+
+
+def _unusual_role(messages: Sequence[Message]) -> str:
+    """Why a template may have refused messages, if one has a role that templates hardly know."""
+    for place, message in enumerate(messages):
+        role = message.get("role")
+        if role not in _USUAL_ROLES:
+            return f" (messages[{place}] has the role {role!r}, not {', '.join(_USUAL_ROLES)})"
+    return ""
 
 
 def _token_content(value: object) -> str:

@@ -23,6 +23,12 @@ def logging_as_it_was() -> Iterator[None]:
         log.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def state_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Crash files and histories of runs in this process stay out of the home of whoever tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 @pytest.fixture(scope="session")
 def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fake") / "model"

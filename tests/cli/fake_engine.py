@@ -96,7 +96,12 @@ class FakeEngine:
         return frozenset(sequence.request.request_id for sequence in self._running)
 
     def add_request(
-        self, prompt: Any, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        counted: bool = True,
     ) -> str:
         ids, is_chat = read_prompt(prompt, self.tokenizer)
         resolved = self._settings.sampling(params)

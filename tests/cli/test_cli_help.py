@@ -104,6 +104,18 @@ def test_usage_errors_name_what_was_probably_meant(
     assert done.err_lines[1].startswith("try: minivllm")
 
 
+@pytest.mark.parametrize("command", ["generate", "inspect-cache", "bench"])
+def test_an_option_without_its_value_points_to_the_help_of_its_command(
+    real: Program, command: str
+) -> None:
+    done = real.run(command, "--config")
+    assert done.code == 2
+    assert done.err_lines == [
+        "error: option '--config' requires an argument",
+        f"try: minivllm {command} --help",
+    ]
+
+
 def test_no_command_shows_help_on_stderr(real: Program) -> None:
     done = real.run()
     assert (done.code, done.out) == (2, "")

@@ -95,7 +95,10 @@ def test_a_template_that_refuses_is_a_request_error(demo: Tokenizer) -> None:
     tokenizer.chat_template = "{{ raise_exception('no user query') }}"
     with pytest.raises(RequestError) as caught:
         tokenizer.render_chat([{"role": "user", "content": "x"}])
-    assert "no user query" in str(caught.value)
+    assert "no user query" in str(caught.value) and "role" not in str(caught.value)
+    with pytest.raises(RequestError) as caught:
+        tokenizer.render_chat([{"role": "user", "content": "x"}, {"role": "usr", "content": "x"}])
+    assert "messages[1] has the role 'usr', not system, user, assistant, tool" in caught.value.why
     tokenizer.chat_template = "{{ messages[0].nothing.at.all }}"
     with pytest.raises(RequestError):
         tokenizer.render_chat([{"role": "user", "content": "x"}])

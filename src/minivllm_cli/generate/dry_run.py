@@ -137,7 +137,7 @@ def _look_at(
     else:
         look.num_sequences += job.params.n
     if look.first is None:
-        text = "".join(tokenizer.token_text(token) for token in prompt.ids)
+        text = tokenizer.decode(prompt.ids, skip_special_tokens=False)
         look.first = {"id": line.id, "text": text, "token_ids": prompt.ids}
 
 

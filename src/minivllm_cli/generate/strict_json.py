@@ -33,7 +33,8 @@ def parse_object(text: str) -> dict[str, Any]:
             parse_float=lambda digits: _finite(digits, text),
         )
     except json.JSONDecodeError as error:
-        raise BadJson(f"not JSON: {error.msg}", error.pos + 1) from None
+        where = f" column {error.pos + 1}" if error.msg.endswith(" at") else ""
+        raise BadJson(f"not JSON: {error.msg}{where}", error.pos + 1) from None
     except RecursionError:
         raise BadJson("not JSON: nested too deeply") from None
     except ValueError:  # what Python makes of an integer of thousands of digits

@@ -115,7 +115,12 @@ class FakeBenchEngine:
         self.log.append(("clear",))
 
     def add_request(
-        self, prompt: Any, params: SamplingParams, *, request_id: str | None = None
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        counted: bool = True,
     ) -> str:
         request_id = request_id or f"request-{len(self.log)}"
         ids = tuple(prompt["prompt_token_ids"])

@@ -542,6 +542,14 @@ class TestDryRun:
         program.run(*args)
         assert program.added[0]["add"] == document["first_prompt"]["token_ids"]
 
+    def test_characters_of_several_tokens_are_whole(
+        self, program: Program, fake_model: Path
+    ) -> None:
+        text = "Define caf\u00e9. \u65e5\u672c\u8a9e \U0001f642"
+        args = ["generate", fake_model, "-p", text, "--raw", "--dry-run"]
+        assert json.loads(program.run(*args, "--json").out)["first_prompt"]["text"] == text
+        assert text in program.run(*args).out
+
     def test_the_table(self, program: Program, fake_model: Path) -> None:
         source = program.write_lines("in", [_user("say a"), {"prompt": "say b"}])
         done = program.run("generate", fake_model, "-i", source, "--dry-run", "-o", source)

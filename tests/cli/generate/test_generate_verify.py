@@ -215,15 +215,19 @@ def _real_lines() -> list[dict[str, Any]]:
 
 def test_the_real_engine_answers_cold_as_warm(program: Program, tiny_model: Path) -> None:
     program.command = REAL
-    args = ["--max-num-seqs", "3"]
-    plain, before = _verify(program, tiny_model, _real_lines(), *args)
-    done, after = _verify(program, tiny_model, _real_lines(), *args, "--verify", "1")
+    args = ["--max-num-seqs", "3", "--cache-dump"]
+    plain, before = _verify(program, tiny_model, _real_lines(), *args, "plain.json")
+    more = ["verified.json", "--verify", "1"]
+    done, after = _verify(program, tiny_model, _real_lines(), *args, *more)
     assert done.code == 0, done.err
     assert after["verify"]["replayed"] == after["verify"]["reused"] >= 9
     assert after["verify"]["equal"] == after["verify"]["replayed"]
     assert after["verify"]["largest_gap"] < FP32.gap
     for key in ("tokens", "cache"):
         assert after[key] == before[key], "replays are in no total, and leave nothing in the cache"
+    dumps = [json.loads((program.home / f"{n}.json").read_text()) for n in ("plain", "verified")]
+    for key in ("hit", "miss_counts", "nodes"):
+        assert dumps[0][key] == dumps[1][key]
     assert _without_times(done.records) == _without_times(plain.records)
 
 

@@ -91,6 +91,8 @@ class TestBadLines:
             (b"{'a': 1}", 2, "not JSON: Expecting property name enclosed in double quotes"),
             (b'{"prompt": "x"', 15, "not JSON: Expecting ',' delimiter"),
             (b'{"prompt": "x"} {}', 17, "not JSON: Extra data"),
+            (b'{"prompt": "x}', 12, "not JSON: Unterminated string starting at column 12"),
+            (b'{"prompt": "a\tb"}', 14, "not JSON: Invalid control character at column 14"),
             (b'{"prompt": "x", "prompt": "y"}', 17, "duplicate key 'prompt'"),
             (b'{"prompt": "x", "m": {"a": 1, "a": 2}}', 31, "duplicate key 'a'"),
             (b'{"prompt": "x", "seed": NaN}', 25, "NaN is not JSON"),
