@@ -13,6 +13,7 @@ from itertools import islice
 
 from minivllm_engine.answer import Answer
 from minivllm_engine.errors import EngineError
+from minivllm_engine.held_signals import HeldSignals
 from minivllm_engine.model_input import AwaitedTokens
 from minivllm_engine.model_runner import ModelRunner
 from minivllm_engine.prefix_cache import PrefixCache
@@ -50,6 +51,7 @@ class EngineLoop:
         overlap: launch a step before the one before it is collected, where that is possible.
 
     Attributes:
+        signals: held by whoever calls, but while the model computes.
         answers: those that are not finished, by request id.
         bound_steps: how many steps were as small as they were for which reason.
     """
@@ -59,6 +61,7 @@ class EngineLoop:
     ) -> None:
         self.runner: ModelRunner | None = runner
         self.overlap = overlap
+        self.signals = HeldSignals()
         self.answers: dict[str, Answer] = {}
         self.prompt_tokens_computed = 0
         self.output_tokens = 0
@@ -96,7 +99,10 @@ class EngineLoop:
     # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Finish a step, with the next one under way. [] when nothing is left."""
+        """Finish a step, with the next one under way. [] when nothing is left.
+
+        To be called with `signals` held, as `add` and `abort` are.
+        """
         flight = self._flight or self.launch()
         self._flight = None
         if flight is None:
@@ -139,10 +145,14 @@ class EngineLoop:
                 self.answers[sequence.request.request_id].mark_started()
         runner = self.open_runner()
         try:
+            self.signals.release()
             output = runner.run(batch, awaited)
+            self.signals.hold()
             draw = runner.draw(output, self._rows(batch))
         except Exception as error:
             return StepInFlight(batch, failure=error)
+        finally:
+            self.signals.hold()
         return StepInFlight(batch, draw, output.scored)
 
     def _rows(self, batch: ScheduledBatch) -> list[SamplingRow]:
@@ -174,9 +184,12 @@ class EngineLoop:
             return self._collect_failure(flight.batch, flight.failure)
         assert flight.draw is not None
         try:
+            self.signals.release()
             sampled = self._results(flight.batch, flight.draw)
         except Exception as error:  # what a GPU could not compute is told here
             return self._collect_failure(flight.batch, error)
+        finally:
+            self.signals.hold()
         token_ids = [None if one is None else one.token_id for one in sampled]
         self._scheduler.commit(flight.batch, token_ids)
         news: dict[str, Answer] = {}

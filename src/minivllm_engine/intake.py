@@ -1,6 +1,6 @@
 """From a prompt and its parameters to requests: what can be refused is refused here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from minivllm_engine.answer import Answer
 from minivllm_engine.errors import RequestError
@@ -74,32 +74,36 @@ class Intake:
         """A prompt as a request that will not run.
 
         Raises:
-            RequestError: the prompt cannot be read.
+            RequestError: the prompt cannot be read, is empty, or has an id that is out of range.
         """
         ids, is_chat = read_prompt(prompt, self._tokenizer)
+        self._check_prompt(ids)
         answer_at = self._tokenizer.answer_start(ids) if is_chat else None
         return Request("", tuple(ids), ResolvedSampling(seed=0), 0, answer_at=answer_at)
 
     def _check(self, ids: Sequence[int], params: ResolvedSampling) -> None:
-        if not ids:
-            raise RequestError("the prompt is empty", code="empty_prompt")
-        for what, some in (
-            ("prompt token id", ids),
-            ("logit_bias id", params.logit_bias),
-            ("stop_token_ids id", params.stop_token_ids),
-        ):
-            wrong = next((i for i in some if not 0 <= i < self._vocab_size), None)
-            if wrong is not None:
-                raise RequestError(
-                    f"{what} {wrong} is out of range",
-                    why=f"the model has ids 0 to {self._vocab_size - 1}",
-                )
+        self._check_prompt(ids)
+        self._check_range(params.logit_bias, "logit_bias")
+        self._check_range(params.stop_token_ids, "stop_token_ids")
         if params.min_tokens > params.max_tokens:
             raise RequestError(f"min_tokens {params.min_tokens} > max_tokens {params.max_tokens}")
         if len(ids) + 1 > self._max_model_len:
             raise RequestError(
                 f"{len(ids)} prompt tokens + 1 > max_model_len {self._max_model_len}",
                 code="prompt_too_long",
+            )
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty", code="empty_prompt")
+        self._check_range(ids, "prompt token")
+
+    def _check_range(self, ids: Iterable[int], what: str) -> None:
+        wrong = next((i for i in ids if not 0 <= i < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"{what} id {wrong} is out of range",
+                why=f"the model has ids 0 to {self._vocab_size - 1}",
             )
 
 

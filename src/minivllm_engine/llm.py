@@ -1,6 +1,7 @@
 """LLM: the engine's public face."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -130,11 +131,12 @@ class LLM:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, with what it has. None where there is no such request (any more)."""
-        answer = self._loop.abort(request_id)
-        if answer is None:
-            return None
-        self._undelivered = [out for out in self._undelivered if out.request_id != request_id]
-        return answer.snapshot()
+        with self._loop.signals:
+            answer = self._loop.abort(request_id)
+            if answer is None:
+                return None
+            self._take_undelivered({request_id})
+            return answer.snapshot()
 
     def generate(
         self,
@@ -152,23 +154,21 @@ class LLM:
         if len(each) != len(many):
             raise ConfigError(f"{len(many)} prompts but {len(each)} sampling params")
         results: dict[str, RequestOutput] = {}
-        ids = []
+        ids: list[str] = []
         try:
             for place, (prompt, one) in enumerate(zip(many, each, strict=True)):
-                request_id = self._new_id(None)
-                ids.append(request_id)
+                ids.append(self._free_id())
                 try:
-                    self._add(prompt, one, request_id=request_id, place=place)
+                    self._add(prompt, one, request_id=ids[-1], place=place)
                 except RequestError as error:
-                    results[request_id] = refused(request_id, error)
+                    results[ids[-1]] = refused(ids[-1], error)
             wanted = set(ids)
             while len(results) < len(ids):
-                for out in self._step_for(wanted):
+                for out in self._news_of(wanted):
                     if out.finished:
                         results[out.request_id] = out
         finally:
-            for request_id in ids:
-                self.abort(request_id)
+            self._drop(ids)
         return [results[request_id] for request_id in ids]
 
     def stream(
@@ -181,13 +181,13 @@ class LLM:
         """
         request_id = self._add(prompt, params, request_id=None, place=self._num_added)
         try:
-            while request_id in self._loop.answers:
-                yield from self._step_for({request_id})
+            finished = False
+            while not finished and self._is_taken(request_id):
+                for out in self._news_of({request_id}):
+                    finished = out.finished
+                    yield out
         finally:
-            self.abort(request_id)
-
-    def _new_id(self, request_id: str | None) -> str:
-        return request_id if request_id is not None else f"request-{self._num_added}"
+            self._drop([request_id])
 
     def _add(
         self,
@@ -199,12 +199,30 @@ class LLM:
         counted: bool = True,
     ) -> str:
         self._loop.open_runner()
-        request_id = self._new_id(request_id)
-        if request_id in self._loop.answers:
-            raise RequestError(f"request id {request_id!r} is in use")
+        if request_id is None:
+            request_id = self._free_id()
+        elif self._is_taken(request_id):
+            raise RequestError(
+                f"request id {request_id!r} is in use",
+                why="its last output has not been taken yet",
+                hint="give another id, or none",
+            )
         self._num_added += 1
-        self._loop.add(self._intake.read(prompt, params, request_id, place, counted=counted))
+        answer = self._intake.read(prompt, params, request_id, place, counted=counted)
+        with self._loop.signals:
+            self._loop.add(answer)
         return request_id
+
+    def _free_id(self) -> str:
+        """An id that no request has, whatever ids callers have given."""
+        ids = (f"request-{number}" for number in count(self._num_added))
+        return next(request_id for request_id in ids if not self._is_taken(request_id))
+
+    def _is_taken(self, request_id: str) -> bool:
+        """Is there a request of this id, or an output of it that nobody has got?"""
+        return request_id in self._loop.answers or any(
+            out.request_id == request_id for out in self._undelivered
+        )
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -213,16 +231,32 @@ class LLM:
 
         On a GPU the news are those of the step before, while the next one runs.
         """
-        news = self._loop.step()
-        # Only now: what is known already must outlive a step that is interrupted.
+        # Kept until they are handed over: what is known must outlive a step that is interrupted.
+        with self._loop.signals:
+            self._undelivered += self._loop.step()
         outputs, self._undelivered = self._undelivered, []
-        return outputs + news
+        return outputs
 
-    def _step_for(self, wanted: set[str]) -> list[RequestOutput]:
-        """One step; what it says of other requests is kept for the next `step`."""
-        outputs = self._loop.step()
-        self._undelivered += [out for out in outputs if out.request_id not in wanted]
-        return [out for out in outputs if out.request_id in wanted]
+    def _news_of(self, wanted: Collection[str]) -> list[RequestOutput]:
+        """What is new of some requests, after a step if need be. What is new of others is kept."""
+        with self._loop.signals:
+            known = self._take_undelivered(wanted)
+            if not known:
+                self._undelivered += self._loop.step()
+                known = self._take_undelivered(wanted)
+            return known
+
+    def _drop(self, request_ids: Collection[str]) -> None:
+        """What nobody waits for any more, whatever has become of it."""
+        with self._loop.signals:
+            for request_id in request_ids:
+                self._loop.abort(request_id)
+            self._take_undelivered(set(request_ids))
+
+    def _take_undelivered(self, wanted: Collection[str]) -> list[RequestOutput]:
+        taken = [out for out in self._undelivered if out.request_id in wanted]
+        self._undelivered = [out for out in self._undelivered if out.request_id not in wanted]
+        return taken
 
     # -- the cache -------------------------------------------------------------------------------
 
@@ -236,7 +270,8 @@ class LLM:
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes. What running requests hold they keep until they end."""
-        self._cache.clear()
+        with self._loop.signals:
+            self._cache.clear()
 
     def cache_report(self) -> CacheReport:
         """What the prefix cache holds at this moment, and what it was good for."""

@@ -66,6 +66,7 @@ ORDER = [
     "step_budget",
     "scheduled_batch",
     "scheduler",
+    "held_signals",
     "conversion",  # its parts that read or write tensors load torch when they are first used
     # torch from here on
     "device_copy",
