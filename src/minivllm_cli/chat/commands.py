@@ -58,9 +58,10 @@ _KEYS = [
     ("Alt-Enter, Ctrl-J", "a line break"),
     (
         "Ctrl-C",
-        "stop the answer and drop lines typed ahead, or clear the line; twice on an empty line: leave",
+        "stop the answer and drop lines typed ahead, clear the line, or give an edit up; twice on an "
+        "empty line: leave",
     ),
-    ("Ctrl-D", "leave"),
+    ("Ctrl-D", "leave, or give an edit up"),
     ("Ctrl-R", "search what was typed"),
     ("Ctrl-X Ctrl-E", "edit in $EDITOR"),
     ("//x", "say /x"),

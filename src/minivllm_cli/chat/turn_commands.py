@@ -129,7 +129,7 @@ def _last_question(transcript: Transcript) -> str:
 
 def _read_edited(repl: "Repl", text: str) -> str | None:
     try:
-        edited = repl.prompt.read(text).strip()
+        edited = repl.prompt.edit(text).strip()
     except (PromptInterrupt, EOFError):
         edited = ""
     if not edited:

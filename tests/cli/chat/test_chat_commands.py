@@ -116,12 +116,12 @@ def test_k10_questions_and_answers_are_edited(chat):
     with chat.open() as terminal:
         terminal.ask("echo one")
         terminal.type("/edit" + ENTER)
-        terminal.wait_until(lambda: terminal.cursor_line == "> echo one", "the old question")
+        terminal.wait_until(lambda: terminal.cursor_line == "edit> echo one", "the old question")
         terminal.type("!" + ENTER)
         terminal.wait_for("\none!\n")
         terminal.wait_for_prompt()
         terminal.type("/edit-reply" + ENTER)
-        terminal.wait_until(lambda: terminal.cursor_line == "> one!", "the old answer")
+        terminal.wait_until(lambda: terminal.cursor_line == "edit> one!", "the old answer")
         terminal.type("!!" + ENTER)
         terminal.wait_for("answer replaced (")
         terminal.wait_for_prompt()
@@ -130,15 +130,30 @@ def test_k10_questions_and_answers_are_edited(chat):
         assert [m["content"] for m in _messages(chat)] == ["echo one!", "one!!!+more"]
         assert chat.prompts[-1].endswith("<|im_start|>assistant\none!!!")
         terminal.type("/edit" + ENTER)
-        terminal.wait_until(lambda: terminal.cursor_line == "> echo one!", "the old question")
-        terminal.type(CTRL_C)
-        terminal.wait_for_prompt()
-        terminal.type(CTRL_C)
+        terminal.wait_until(lambda: terminal.cursor_line == "edit> echo one!", "the old question")
+        terminal.type("\x15" + ENTER)  # an empty text
         terminal.wait_for("nothing was changed")
         terminal.wait_for_prompt()
         assert "there is no answer to extend" in (
             terminal.ask("/clear") + terminal.ask("/continue")
         )
+
+
+@pytest.mark.parametrize("key", [CTRL_C, CTRL_D])
+@pytest.mark.parametrize(("command", "old"), [("/edit", "echo one"), ("/edit-reply", "one")])
+def test_ctrl_c_and_ctrl_d_give_an_edit_up(chat, key, command, old):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.type(command + ENTER)
+        terminal.wait_until(lambda: terminal.cursor_line == f"edit> {old}", "the old text")
+        terminal.type(" and more" + key)
+        terminal.wait_for("nothing was changed")
+        terminal.wait_for_prompt()
+        terminal.ask("echo two")
+        assert terminal.ask("/tokens").startswith("system 0 + history ")
+        terminal.ask("/save a.json")
+    contents = [message["content"] for message in _messages(chat)]
+    assert contents == ["echo one", "one", "echo two", "two"]
 
 
 def test_clear_keeps_system_text_and_settings(chat):
