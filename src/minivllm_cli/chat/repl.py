@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from minivllm_cli.chat.answering import Listener, StopFlag
+from minivllm_cli.chat.branches import Branches
 from minivllm_cli.chat.commands import find_command
 from minivllm_cli.chat.failures import engine_failure
 from minivllm_cli.chat.history_file import HistoryFile
@@ -16,7 +17,6 @@ from minivllm_cli.chat.reuse import shortfall
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat, stopped_before_it_began
 from minivllm_cli.chat.terminal import keys_held_back
-from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
 from minivllm_cli.problems import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
 from minivllm_cli.signals import Interrupts
@@ -31,7 +31,7 @@ class Repl:
     """One interactive chat on a terminal. Commands get it as their first argument.
 
     Attributes:
-        branches: transcripts that were put aside, by name.
+        branches: chats that were put aside.
         history: the file of what was typed; None with `--no-history`.
     """
 
@@ -47,7 +47,7 @@ class Repl:
         self.screen = screen
         self.prompt = prompt
         self.history = history
-        self.branches: dict[str, Transcript] = {}
+        self.branches = Branches()
         self._interrupts = interrupts
         self._stop: StopFlag | None = None
         self._stop_requested_at = 0.0
@@ -113,10 +113,6 @@ class Repl:
         except CliError as error:
             for problem in error.problems:
                 self.screen.console.error(problem)
-
-    def keep_branch(self, name: str) -> None:
-        """Put the present transcript aside."""
-        self.branches[name] = self.chat.transcript
 
     def _handle(self, text: str) -> None:
         line = classify(text)

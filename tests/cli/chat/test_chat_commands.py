@@ -179,9 +179,66 @@ def test_branches(chat):
         terminal.ask("echo two")
         assert terminal.ask("/branches") == "left  1 turn"
         assert terminal.ask("/branches left").startswith("on branch left: 1 turn (")
-        assert terminal.ask("/branches") == "left  1 turn\nbefore-switch  2 turns"
+        assert terminal.ask("/branches") == "left  1 turn  (here)\nbefore-switch  2 turns"
         terminal.ask("echo three")
     assert "two" not in chat.prompts[2]
+
+
+def test_what_was_said_after_a_switch_is_kept_at_the_next_one(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.ask("/fork A")
+        terminal.ask("echo two")
+        assert terminal.ask("/branches A").endswith("kept: /branches before-switch")
+        terminal.ask("echo zebra")
+        assert terminal.ask("/branches before-switch").endswith("kept: /branches before-switch-2")
+        back = terminal.ask("/branches A")
+        assert back.endswith("kept: /branches before-switch"), "it was there: no further copy"
+        assert terminal.ask("/branches A").count("\n") == 0, "nothing was left"
+        assert terminal.ask("/branches").split("\n") == [
+            "A  1 turn  (here)",
+            "before-switch  2 turns",
+            "before-switch-2  2 turns",
+        ]
+        terminal.ask("/branches before-switch-2")
+        terminal.ask("echo end")
+    assert "zebra" in chat.prompts[-1] and "two" not in chat.prompts[-1]
+
+
+def test_each_clear_keeps_what_it_cleared(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        assert "; /branches before-clear brings" in terminal.ask("/clear")
+        assert terminal.ask("/clear") == "cleared 0 turns"
+        terminal.ask("echo two")
+        assert "; /branches before-clear-2 brings" in terminal.ask("/clear")
+        terminal.ask("/branches before-clear")
+        assert "; /branches before-clear brings" in terminal.ask("/clear")
+        assert terminal.ask("/branches") == "before-clear  1 turn\nbefore-clear-2  1 turn"
+
+
+@pytest.mark.parametrize("args", [(), ("--transcript", "t.jsonl")])
+def test_each_load_keeps_the_chat_it_replaces(chat, args):
+    with chat.open(*args) as terminal:
+        terminal.ask("echo one")
+        terminal.ask("/save a.json")
+        terminal.ask("echo two")
+        kept = "the chat so far is kept: /branches before-load"
+        assert terminal.ask("/load a.json") == f"loaded 1 turn from a.json\n{kept}"
+        assert terminal.ask("/load a.json") == "loaded 1 turn from a.json", "the same chat"
+        terminal.ask("echo three")
+        assert terminal.ask("/load a.json") == f"loaded 1 turn from a.json\n{kept}-2"
+        assert terminal.ask("/branches") == "before-load  2 turns\nbefore-load-2  2 turns"
+        terminal.ask("/branches before-load")
+        terminal.ask("echo end")
+    assert "two" in chat.prompts[-1] and "three" not in chat.prompts[-1]
+
+
+def test_a_fork_without_a_name_takes_a_free_one(chat):
+    with chat.open() as terminal:
+        terminal.ask("/fork branch-2")
+        for name in ("branch-1", "branch-3"):
+            assert terminal.ask("/fork").startswith(f"kept as branch {name} (")
 
 
 def test_the_system_text_is_replaced_never_doubled(chat):

@@ -62,7 +62,7 @@ def test_answers_figures_and_help_break_between_words(chat, columns):
         assert " ".join(lines[begin:end]).split(" ") == words
         assert "· stop" in " ".join(lines[end : end + 2])
         shown = terminal.ask("/help")
-    assert "drop lines typed ahead, or clear the line; twice" in " ".join(shown.split())
+    assert "drop lines typed ahead, clear the line, end an edit; twice" in " ".join(shown.split())
     gutter = re.search(r"^/help +", shown, re.MULTILINE)
     assert gutter
     further = [line for line in shown.split("\n")[1:] if line.startswith(" ")]
