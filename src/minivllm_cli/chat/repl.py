@@ -17,6 +17,7 @@ from minivllm_cli.chat.reuse import shortfall
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat, stopped_before_it_began
 from minivllm_cli.chat.terminal import keys_held_back
+from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
 from minivllm_cli.problems import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
 from minivllm_cli.signals import Interrupts
@@ -103,7 +104,7 @@ class Repl:
         text = shortfall(output.usage, chat.llm.tokenizer, thinking_dropped=chat.drops_thinking)
         self.screen.after_answer(output, chat.llm.max_model_len, text)
         if output.finish_reason == "length":
-            console.note("stopped at max_tokens; /continue goes on, /set max_tokens N allows more")
+            console.note(_how_to_go_on(chat.transcript))
         self.record()
 
     def record(self) -> None:
@@ -196,3 +197,11 @@ class Repl:
         timer = threading.Timer(_STOP_SECONDS, explain)
         timer.daemon = True
         timer.start()
+
+
+def _how_to_go_on(stopped: Transcript) -> str:
+    """What to do about an answer that max_tokens ended. Without text there is nothing to extend."""
+    answer = stopped.last_answer
+    if answer is not None and answer.content:
+        return "stopped at max_tokens; /continue goes on, /set max_tokens N allows more"
+    return "stopped at max_tokens before the answer began; /set max_tokens N, then /regen"

@@ -81,8 +81,15 @@ def extend(repl: "Repl", argument: str) -> None:
     no_argument("/continue", argument)
     chat = repl.chat
     answer = chat.transcript.last_answer
-    if answer is None or not answer.content:
-        raise CliError("there is no answer to extend", hint="/regen" if answer else None)
+    if answer is None:
+        raise CliError("there is no answer to extend")
+    if not answer.content:
+        longer = "/set max_tokens N, then " if answer.finish_reason == "length" else ""
+        raise CliError(
+            "there is no answer to extend",
+            why="it ended before its first word",
+            hint=f"{longer}/regen",
+        )
     repl.turn(chat.extend)
 
 
