@@ -6,7 +6,7 @@ from unicodedata import normalize
 import pyte
 import pytest
 
-from cli.chat.terminal import ENTER
+from cli.chat.terminal import CTRL_C, CTRL_D, ENTER
 from minivllm_cli.chat.word_wrap import StreamedWords, wrapped
 
 
@@ -46,6 +46,24 @@ def test_streamed_words_stay_whole(text, lines, size):
 def test_whole_text_is_broken_at_blanks_with_a_hanging_indent():
     assert wrapped("ab  cd ef gh\n\nx", 8, 4) == "ab  cd\n    ef\n    gh\n\nx"
     assert wrapped("see /a/long-path/name", 10) == "see\n/a/long-path/name"
+
+
+def test_notices_warnings_and_errors_break_between_words(chat):
+    with chat.open("--max-tokens", "8", "--max-model-len", "128", columns=50, rows=60) as terminal:
+        shown = terminal.ask("forever")
+        assert "stopped at max_tokens; /continue goes on, /set\nmax_tokens N allows more" in shown
+        shown = terminal.ask("echo " + "x" * 41)
+        assert re.search("^warning: the context is 8.% full: .. tokens are\nleft$", shown, re.M)
+        shown = terminal.ask("/help " + "y" * 20)
+        assert shown == f"error: /help takes no argument, not\n'{'y' * 20}'"
+        terminal.type(CTRL_C)
+        terminal.wait_for("Ctrl-C again within 2 s leaves; so do Ctrl-D and\n/exit")
+        terminal.wait_for_prompt()
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_exit() == 0
+        lines = terminal.lines
+    end = lines.index("2 turns were not saved (/save FILE, or")
+    assert lines[end + 1] == "--transcript FILE from the start)"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
