@@ -1,13 +1,18 @@
 """Lines of a chat break between words where the terminal ends."""
 
+import fcntl
+import os
+import pty
 import re
+import struct
+import termios
 from unicodedata import normalize
 
 import pyte
 import pytest
 
 from cli.chat.terminal import CTRL_C, CTRL_D, ENTER
-from minivllm_cli.chat.word_wrap import StreamedWords, wrapped
+from minivllm_cli.chat.word_wrap import StreamedWords, terminal_columns, wrapped
 
 
 def _shown(pieces: list[str], columns: int) -> list[str]:
@@ -46,6 +51,18 @@ def test_streamed_words_stay_whole(text, lines, size):
 def test_whole_text_is_broken_at_blanks_with_a_hanging_indent():
     assert wrapped("ab  cd ef gh\n\nx", 8, 4) == "ab  cd\n    ef\n    gh\n\nx"
     assert wrapped("see /a/long-path/name", 10) == "see\n/a/long-path/name"
+
+
+def test_a_terminal_that_is_gone_has_no_width(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "wb", buffering=0) as file:
+        columns = terminal_columns(file)
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        assert columns is not None and columns() == 50
+        os.close(ours)
+        assert columns() == 0
+    assert wrapped("two words", 0) == "two words"
 
 
 def test_notices_warnings_and_errors_break_between_words(chat):
