@@ -67,11 +67,16 @@ class Console:
             self.use_json_events()
         self._above: Callable[[str], None] | None = None
         self._remove: Callable[[], None] | None = None
+        self._break_lines: Callable[[str], str] = lambda text: text
         self._gone = False
 
     def use_json_events(self) -> None:
         """From here on every line is a JSON object: no bar, no colour."""
         self.json_events, self.live, self.colour = True, False, False
+
+    def break_lines_with(self, break_lines: Callable[[str], str]) -> None:
+        """From here on `break_lines` fits what is written in lines to the terminal; never JSON."""
+        self._break_lines = break_lines
 
     def note(self, text: str) -> None:
         """One line for whoever watches. Silent under -q."""
@@ -81,7 +86,7 @@ class Console:
     def dim(self, text: str) -> None:
         """As `note`, dimmed."""
         if not self.quiet:
-            self.write_line(self._painted(_DIM, strip_controls(text)))
+            self._write_fitted(self._painted(_DIM, self._fitted(strip_controls(text))))
 
     def warn(self, text: str, hint: str | None = None) -> None:
         """Something is odd, and the run goes on."""
@@ -90,7 +95,7 @@ class Console:
         if self.json_events:
             self.event("log", level="warning", message=text, **_given(hint=hint))
             return
-        self.write_line(f"{self._painted(_YELLOW, 'warning:')} {strip_controls(text)}")
+        self._write_labelled(_YELLOW, f"warning: {text}")
         if hint:
             self.note(f"try: {hint}")
 
@@ -102,8 +107,7 @@ class Console:
             self.event("error", message=problem.what, **more)
             return
         first, *rest = problem.lines()
-        label, _, text = first.partition(" ")
-        self.write_line(f"{self._painted(_RED, label)} {strip_controls(text)}")
+        self._write_labelled(_RED, first)
         for line in rest:
             self.write_line(strip_controls(line))
 
@@ -130,10 +134,7 @@ class Console:
 
     def write_line(self, text: str) -> None:
         """Write a line to stderr now, above the bar if there is one."""
-        if self.json_events:
-            self.event("log", level="info", message=text)
-        else:
-            self._write_raw_line(text)
+        self._write_fitted(self._fitted(text))
 
     def write(self, text: str) -> None:
         """Write to stderr now. Once stderr is gone there is nobody to tell."""
@@ -142,6 +143,21 @@ class Console:
                 self.write_line(text.rstrip("\n"))
             return
         self._write(text)
+
+    def _fitted(self, text: str) -> str:
+        return text if self.json_events else self._break_lines(text)
+
+    def _write_labelled(self, colour: str, text: str) -> None:
+        """A line that begins with a word in colour; lines are broken before, as colours have no width."""
+        fitted = self._fitted(strip_controls(text))
+        label = fitted.split(maxsplit=1)[0]
+        self._write_fitted(self._painted(colour, label) + fitted.removeprefix(label))
+
+    def _write_fitted(self, text: str) -> None:
+        if self.json_events:
+            self.event("log", level="info", message=text)
+        else:
+            self._write_raw_line(text)
 
     def _write_raw_line(self, text: str) -> None:
         try:

@@ -58,9 +58,9 @@ _KEYS = [
     ("Alt-Enter, Ctrl-J", "a line break"),
     (
         "Ctrl-C",
-        "stop the answer and drop lines typed ahead, or clear the line; twice on an empty line: leave",
+        "stop an answer, drop lines typed ahead, clear the line, end an edit; twice when empty: leave",
     ),
-    ("Ctrl-D", "leave"),
+    ("Ctrl-D", "leave, or end an edit"),
     ("Ctrl-R", "search what was typed"),
     ("Ctrl-X Ctrl-E", "edit in $EDITOR"),
     ("//x", "say /x"),
@@ -75,7 +75,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("/edit-reply", "", "edit the last answer", turn_commands.edit_reply),
     Command("/continue", "", "extend the last answer", turn_commands.extend),
     Command("/fork", "[NAME]", "put this chat aside as a branch and go on", turn_commands.fork),
-    Command("/branches", "[NAME]", "list the branches, or go to one", turn_commands.branches),
+    Command("/branches", "[NAME]", "list the branches, or go on from one", turn_commands.branches),
     Command(
         "/system",
         "TEXT",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli.chat.restore import restore
 from minivllm_cli.chat.saved_chat import WRITABLE, load_chat, save_chat
-from minivllm_cli.chat.turn_commands import turns
+from minivllm_cli.chat.turn_commands import so_far_is_kept, turns
 from minivllm_cli.problems import CliError
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ def load(repl: "Repl", argument: str) -> None:
         raise CliError("/load needs a file name", hint="/load chat.json")
     path = Path(argument).expanduser()
     chat, saved = repl.chat, load_chat(path)
-    if chat.num_unsaved_turns:
-        repl.keep_branch("before-load")
-        repl.screen.print("the chat so far is kept: /branches before-load")
+    left = chat.transcript
     notes = restore(chat, saved, str(path), flags_win=False)
-    repl.screen.print("\n".join([f"loaded {turns(chat.transcript.num_turns)} from {path}", *notes]))
+    lines = [f"loaded {turns(chat.transcript.num_turns)} from {path}", *notes]
+    if left != chat.transcript:
+        lines += so_far_is_kept(repl.branches.keep_safe(left, "before-load"))
+    repl.screen.print("\n".join(lines))
 
 
 def clear_history(repl: "Repl", argument: str) -> None:

@@ -1,6 +1,7 @@
 """From settings to a chat: checks that need no weights, then the engine, then what is restored."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,9 +19,10 @@ from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat
 from minivllm_cli.chat.transcript_file import TranscriptFile
 from minivllm_cli.chat.turn_commands import turns
+from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.command import Invocation
 from minivllm_cli.config_file import Entry
-from minivllm_cli.console import claim_stdout, wants_colour
+from minivllm_cli.console import Console, claim_stdout, wants_colour
 from minivllm_cli.crash import state_dir
 from minivllm_cli.generate.fingerprint import fingerprint_parts
 from minivllm_cli.generate.output_target import check_side_file
@@ -59,6 +61,7 @@ def open_chat(
         CliError: a file or an option will not do.
         EngineError: the model will not.
     """
+    _fit_to_terminal(run.console)
     settings = _for_one_conversation(settings)
     others = {"--transcript": transcript, "--load": load}
     check_side_file("--cache-dump", cache_dump, "cache.json", others)
@@ -95,6 +98,13 @@ def open_chat(
         if saved is not None:
             _restore(run, chat, saved, source)
         yield chat
+
+
+def _fit_to_terminal(console: Console) -> None:
+    """Break lines on stderr between words, as those of answers."""
+    columns = None if sys.stderr is None else terminal_columns(sys.stderr)
+    if columns is not None:
+        console.break_lines_with(lambda text: wrapped(text, columns()))
 
 
 def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:

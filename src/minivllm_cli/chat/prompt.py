@@ -13,7 +13,7 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
-from prompt_toolkit.filters import has_focus
+from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import DummyHistory, History
 from prompt_toolkit.input import create_input
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
@@ -26,12 +26,12 @@ from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.typed_line import opens_block
 
 PASTE_SECONDS = 0.03
-_PROMPT = "> "
+_PROMPT, _EDIT_PROMPT = "> ", "edit> "
 _ENTER = KeyPress(Keys.ControlM, "\r")
 
 
 class PromptInterrupt(Exception):
-    """Ctrl-C on an empty line."""
+    """Ctrl-C on an empty line, or what gives an edit up."""
 
 
 class Prompt:
@@ -65,6 +65,7 @@ class Prompt:
             # trip, and terminals that give none would get a warning on their screen.
             self._output.enable_cpr = False
         self._has_read = False
+        self._edits = False
         self._enter = _HeldEnter()
         self._history: History = DummyHistory()
         if history is not None:
@@ -87,18 +88,34 @@ class Prompt:
         )
         self._session.app.key_processor.before_key_press += self._enter.before_next_key
 
-    def read(self, prefilled: str = "") -> str:
+    def read(self) -> str:
         """One text, of one or more lines.
 
         Raises:
             PromptInterrupt: Ctrl-C on an empty line.
             EOFError: Ctrl-D on an empty line, or the terminal is gone.
         """
+        return self._read(_PROMPT)
+
+    def edit(self, text: str) -> str:
+        """`text` as the user changes it, at a prompt of its own.
+
+        Raises:
+            PromptInterrupt: Ctrl-C or Ctrl-D, whatever stands there: the edit is given up.
+            EOFError: the terminal is gone.
+        """
+        self._edits = True
+        try:
+            return self._read(_EDIT_PROMPT, text)
+        finally:
+            self._edits = False
+
+    def _read(self, message: str, prefilled: str = "") -> str:
         self._enter.drop()
         self._enter.typed_ahead = self._take_what_waits()
         store_typeahead(self._input, self._enter.typed_ahead)
         try:
-            return self._session.prompt(default=prefilled)
+            return self._session.prompt(message, default=prefilled)
         finally:
             self._mark_pastes()
 
@@ -178,10 +195,14 @@ class Prompt:
         @bindings.add("c-c", filter=typing)
         @bindings.add("<sigint>")
         def ctrl_c(event: KeyPressEvent) -> None:
-            if event.current_buffer.text:
+            if event.current_buffer.text and not self._edits:
                 event.current_buffer.reset()
             else:
                 event.app.exit(exception=PromptInterrupt())
+
+        @bindings.add("c-d", filter=typing & Condition(lambda: self._edits))
+        def ctrl_d(event: KeyPressEvent) -> None:
+            event.app.exit(exception=PromptInterrupt())
 
         return bindings
 

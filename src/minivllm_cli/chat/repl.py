@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from minivllm_cli.chat.answering import Listener, StopFlag
+from minivllm_cli.chat.branches import Branches
 from minivllm_cli.chat.commands import find_command
 from minivllm_cli.chat.failures import engine_failure
 from minivllm_cli.chat.history_file import HistoryFile
@@ -31,7 +32,7 @@ class Repl:
     """One interactive chat on a terminal. Commands get it as their first argument.
 
     Attributes:
-        branches: transcripts that were put aside, by name.
+        branches: chats that were put aside.
         history: the file of what was typed; None with `--no-history`.
     """
 
@@ -47,7 +48,7 @@ class Repl:
         self.screen = screen
         self.prompt = prompt
         self.history = history
-        self.branches: dict[str, Transcript] = {}
+        self.branches = Branches()
         self._interrupts = interrupts
         self._stop: StopFlag | None = None
         self._stop_requested_at = 0.0
@@ -103,7 +104,7 @@ class Repl:
         text = shortfall(output.usage, chat.llm.tokenizer, thinking_dropped=chat.drops_thinking)
         self.screen.after_answer(output, chat.llm.max_model_len, text)
         if output.finish_reason == "length":
-            console.note("stopped at max_tokens; /continue goes on, /set max_tokens N allows more")
+            console.note(_how_to_go_on(chat.transcript))
         self.record()
 
     def record(self) -> None:
@@ -113,10 +114,6 @@ class Repl:
         except CliError as error:
             for problem in error.problems:
                 self.screen.console.error(problem)
-
-    def keep_branch(self, name: str) -> None:
-        """Put the present transcript aside."""
-        self.branches[name] = self.chat.transcript
 
     def _handle(self, text: str) -> None:
         line = classify(text)
@@ -200,3 +197,11 @@ class Repl:
         timer = threading.Timer(_STOP_SECONDS, explain)
         timer.daemon = True
         timer.start()
+
+
+def _how_to_go_on(stopped: Transcript) -> str:
+    """What to do about an answer that max_tokens ended. Without text there is nothing to extend."""
+    answer = stopped.last_answer
+    if answer is not None and answer.content:
+        return "stopped at max_tokens; /continue goes on, /set max_tokens N allows more"
+    return "stopped at max_tokens before the answer began; /set max_tokens N, then /regen"

@@ -22,7 +22,7 @@ def shortfall(usage: Usage, tokenizer: "Tokenizer", *, thinking_dropped: bool) -
     Args:
         thinking_dropped: there was thinking before this turn, which is not sent again but could be.
     """
-    start = f"reuse stopped at {usage.cached_tokens:,}: "
+    start = _stopped_at(usage)
     match usage.miss_reason:
         case "template_divergence" if usage.divergence is not None:
             return start + _divergence_text(usage.divergence, tokenizer, thinking_dropped)
@@ -43,7 +43,7 @@ def explanation(
     text = shortfall(usage, tokenizer, thinking_dropped=thinking_dropped)
     if text is not None:
         return text
-    unit = boundary_grid(block_size)
+    start, unit = _stopped_at(usage), boundary_grid(block_size)
     match usage.miss_reason:
         case "disabled":
             return "nothing was reused: the prefix cache is off (cache.prefix_cache)"
@@ -53,11 +53,19 @@ def explanation(
                 f"and reuse comes in units of {unit}"
             )
         case "new_prefix":
-            return f"reuse stopped at {usage.cached_tokens:,}: what follows was not seen before"
+            # How many tokens of that unit are the same is in no record: only whole blocks are kept.
+            return (
+                f"{start}it comes in units of {unit} tokens, "
+                "and nothing in the cache is the same for the whole of the next one"
+            )
     return (
         f"all that could be reused was: {usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens, "
         f"in units of {unit}"
     )
+
+
+def _stopped_at(usage: Usage) -> str:
+    return f"reuse stopped at {usage.cached_tokens:,}: "
 
 
 def _divergence_text(divergence: Divergence, tokenizer: "Tokenizer", thinking_dropped: bool) -> str:

@@ -45,7 +45,9 @@ class Screen:
 
     def print(self, text: str, *, indent: int = 0) -> None:
         """One or more lines that the user asked for; `indent` blanks begin what a line goes on with."""
-        self.results.write_text(self._fitted(text, indent) + "\n")
+        if self._columns is not None:
+            text = wrapped(text, self._columns(), indent)
+        self.results.write_text(text + "\n")
 
     def after_answer(
         self, output: RequestOutput, max_model_len: int, shortfall: str | None = None
@@ -55,15 +57,12 @@ class Screen:
         `shortfall` says why less was reused than could be; each reason is told once a chat.
         """
         if self.stats:
-            self.console.dim(self._fitted(statistics_line(output, max_model_len)))
+            self.console.dim(statistics_line(output, max_model_len))
             reason = output.usage.miss_reason
             if shortfall is not None and reason not in self._explained:
                 self._explained.add(reason)
-                self.console.dim(self._fitted(shortfall))
+                self.console.dim(shortfall)
         warning = context_warning(context_used(output), max_model_len)
         if warning is not None and not self._warned_of_context:
             self.console.warn(warning, hint="/undo or /clear")
         self._warned_of_context = warning is not None
-
-    def _fitted(self, text: str, indent: int = 0) -> str:
-        return text if self._columns is None else wrapped(text, self._columns(), indent)

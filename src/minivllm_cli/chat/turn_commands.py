@@ -19,10 +19,9 @@ def clear(repl: "Repl", argument: str) -> None:
     no_argument("/clear", argument)
     chat = repl.chat
     dropped = chat.transcript.num_turns
-    if dropped:
-        repl.keep_branch("before-clear")
+    kept = repl.branches.keep_safe(chat.transcript, "before-clear")
     chat.transcript = chat.transcript.cleared()
-    way_back = "; /branches before-clear brings them back" if dropped else ""
+    way_back = "" if kept is None else f"; /branches {kept} brings back what was said"
     repl.screen.print(f"cleared {turns(dropped)}{way_back}")
 
 
@@ -82,37 +81,54 @@ def extend(repl: "Repl", argument: str) -> None:
     no_argument("/continue", argument)
     chat = repl.chat
     answer = chat.transcript.last_answer
-    if answer is None or not answer.content:
-        raise CliError("there is no answer to extend", hint="/regen" if answer else None)
+    if answer is None:
+        raise CliError("there is no answer to extend")
+    if not answer.content:
+        longer = "/set max_tokens N, then " if answer.finish_reason == "length" else ""
+        raise CliError(
+            "there is no answer to extend",
+            why="it ended before its first word",
+            hint=f"{longer}/regen",
+        )
     repl.turn(chat.extend)
 
 
 def fork(repl: "Repl", argument: str) -> None:
     """`/fork [NAME]`"""
-    name = argument or f"branch-{len(repl.branches) + 1}"
+    name = argument or repl.branches.free_number("branch")
     if name in repl.branches:
         raise CliError(f"there is a branch {name} already", hint="another name")
-    repl.keep_branch(name)
-    repl.screen.print(
-        f"kept as branch {name} ({turns(repl.chat.transcript.num_turns)}); you go on in a copy"
-    )
+    transcript = repl.chat.transcript
+    repl.branches.add(name, transcript)
+    repl.screen.print(f"kept as branch {name} ({turns(transcript.num_turns)}); you go on in a copy")
 
 
 def branches(repl: "Repl", argument: str) -> None:
     """`/branches [NAME]`"""
     chat = repl.chat
     if not argument:
-        rows = [f"{name}  {turns(kept.num_turns)}" for name, kept in repl.branches.items()]
+        rows = [_branch_row(name, kept, chat.transcript) for name, kept in repl.branches]
         repl.screen.print("\n".join(rows) or "no branches; /fork makes one")
         return
     if argument not in repl.branches:
         raise CliError(f"no branch {argument}", hint="/branches lists them")
-    target = repl.branches[argument]
-    if chat.transcript not in repl.branches.values() and chat.transcript.messages:
-        repl.keep_branch("before-switch")
+    left, target = chat.transcript, repl.branches[argument]
     chat.transcript = target
-    cost = chat.cost_of_history(target)
-    repl.screen.print(f"on branch {argument}: {turns(target.num_turns)} ({cost})")
+    lines = [f"on branch {argument}: {turns(target.num_turns)} ({chat.cost_of_history(target)})"]
+    if left != target:
+        kept = repl.branches.keep_safe(left, "before-switch")
+        lines += so_far_is_kept(kept)
+    repl.screen.print("\n".join(lines))
+
+
+def so_far_is_kept(branch: str | None) -> list[str]:
+    """The line that says where the chat is that was left; none where nothing was said in it."""
+    return [] if branch is None else [f"the chat so far is kept: /branches {branch}"]
+
+
+def _branch_row(name: str, kept: Transcript, present: Transcript) -> str:
+    here = "  (here)" if kept == present else ""
+    return f"{name}  {turns(kept.num_turns)}{here}"
 
 
 def turns(count: int) -> str:
@@ -129,7 +145,7 @@ def _last_question(transcript: Transcript) -> str:
 
 def _read_edited(repl: "Repl", text: str) -> str | None:
     try:
-        edited = repl.prompt.read(text).strip()
+        edited = repl.prompt.edit(text).strip()
     except (PromptInterrupt, EOFError):
         edited = ""
     if not edited:

@@ -3,7 +3,7 @@
 import os
 import textwrap
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import IO, Any
 
 from rich.cells import get_character_cell_size
 
@@ -12,11 +12,21 @@ _ERASE_FROM = "\x1b[{}G\x1b[K"
 Columns = Callable[[], int]
 
 
-def terminal_columns(file: BinaryIO) -> Columns | None:
-    """How wide the terminal is at present; None where `file` is none, or one that cannot erase."""
+def terminal_columns(file: IO[Any]) -> Columns | None:
+    """How wide the terminal is at present, 0 where it does not say or is gone.
+
+    None where `file` is no terminal, or one that cannot erase.
+    """
     if not file.isatty() or os.environ.get("TERM") == "dumb":
         return None
-    return lambda: os.get_terminal_size(file.fileno()).columns
+
+    def columns() -> int:
+        try:
+            return os.get_terminal_size(file.fileno()).columns
+        except OSError:  # it was closed: whoever writes there will find out
+            return 0
+
+    return columns
 
 
 def wrapped(text: str, columns: int, indent: int = 0) -> str:

@@ -214,6 +214,20 @@ def test_the_context_fills_up_with_one_warning(chat):
         assert "% full: " in shown
 
 
+def test_no_way_is_named_that_does_not_work_when_max_tokens_ends_the_thinking(chat):
+    with chat.open("--think", "--max-tokens", "3") as terminal:
+        shown = " ".join(terminal.ask("think a long thought | ok").split())
+        assert (
+            "stopped at max_tokens before the answer began; /set max_tokens N, then /regen" in shown
+        )
+        assert "/continue" not in shown
+        refused = terminal.ask("/continue")
+        assert "error: there is no answer to extend" in refused
+        assert refused.endswith("try: /set max_tokens N, then /regen")
+        terminal.ask("/set max_tokens 40")
+        assert "\nok\n" in terminal.ask("/regen 1")
+
+
 def test_max_tokens_and_context_ends_are_told_apart(chat):
     with chat.open("--max-model-len", "64") as terminal:
         assert terminal.ask("forever").split("\n")[1].endswith("· context")

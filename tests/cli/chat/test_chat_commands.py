@@ -116,12 +116,12 @@ def test_k10_questions_and_answers_are_edited(chat):
     with chat.open() as terminal:
         terminal.ask("echo one")
         terminal.type("/edit" + ENTER)
-        terminal.wait_until(lambda: terminal.cursor_line == "> echo one", "the old question")
+        terminal.wait_until(lambda: terminal.cursor_line == "edit> echo one", "the old question")
         terminal.type("!" + ENTER)
         terminal.wait_for("\none!\n")
         terminal.wait_for_prompt()
         terminal.type("/edit-reply" + ENTER)
-        terminal.wait_until(lambda: terminal.cursor_line == "> one!", "the old answer")
+        terminal.wait_until(lambda: terminal.cursor_line == "edit> one!", "the old answer")
         terminal.type("!!" + ENTER)
         terminal.wait_for("answer replaced (")
         terminal.wait_for_prompt()
@@ -130,15 +130,30 @@ def test_k10_questions_and_answers_are_edited(chat):
         assert [m["content"] for m in _messages(chat)] == ["echo one!", "one!!!+more"]
         assert chat.prompts[-1].endswith("<|im_start|>assistant\none!!!")
         terminal.type("/edit" + ENTER)
-        terminal.wait_until(lambda: terminal.cursor_line == "> echo one!", "the old question")
-        terminal.type(CTRL_C)
-        terminal.wait_for_prompt()
-        terminal.type(CTRL_C)
+        terminal.wait_until(lambda: terminal.cursor_line == "edit> echo one!", "the old question")
+        terminal.type("\x15" + ENTER)  # an empty text
         terminal.wait_for("nothing was changed")
         terminal.wait_for_prompt()
         assert "there is no answer to extend" in (
             terminal.ask("/clear") + terminal.ask("/continue")
         )
+
+
+@pytest.mark.parametrize("key", [CTRL_C, CTRL_D])
+@pytest.mark.parametrize(("command", "old"), [("/edit", "echo one"), ("/edit-reply", "one")])
+def test_ctrl_c_and_ctrl_d_give_an_edit_up(chat, key, command, old):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.type(command + ENTER)
+        terminal.wait_until(lambda: terminal.cursor_line == f"edit> {old}", "the old text")
+        terminal.type(" and more" + key)
+        terminal.wait_for("nothing was changed")
+        terminal.wait_for_prompt()
+        terminal.ask("echo two")
+        assert terminal.ask("/tokens").startswith("system 0 + history ")
+        terminal.ask("/save a.json")
+    contents = [message["content"] for message in _messages(chat)]
+    assert contents == ["echo one", "one", "echo two", "two"]
 
 
 def test_clear_keeps_system_text_and_settings(chat):
@@ -164,9 +179,66 @@ def test_branches(chat):
         terminal.ask("echo two")
         assert terminal.ask("/branches") == "left  1 turn"
         assert terminal.ask("/branches left").startswith("on branch left: 1 turn (")
-        assert terminal.ask("/branches") == "left  1 turn\nbefore-switch  2 turns"
+        assert terminal.ask("/branches") == "left  1 turn  (here)\nbefore-switch  2 turns"
         terminal.ask("echo three")
     assert "two" not in chat.prompts[2]
+
+
+def test_what_was_said_after_a_switch_is_kept_at_the_next_one(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        terminal.ask("/fork A")
+        terminal.ask("echo two")
+        assert terminal.ask("/branches A").endswith("kept: /branches before-switch")
+        terminal.ask("echo zebra")
+        assert terminal.ask("/branches before-switch").endswith("kept: /branches before-switch-2")
+        back = terminal.ask("/branches A")
+        assert back.endswith("kept: /branches before-switch"), "it was there: no further copy"
+        assert terminal.ask("/branches A").count("\n") == 0, "nothing was left"
+        assert terminal.ask("/branches").split("\n") == [
+            "A  1 turn  (here)",
+            "before-switch  2 turns",
+            "before-switch-2  2 turns",
+        ]
+        terminal.ask("/branches before-switch-2")
+        terminal.ask("echo end")
+    assert "zebra" in chat.prompts[-1] and "two" not in chat.prompts[-1]
+
+
+def test_each_clear_keeps_what_it_cleared(chat):
+    with chat.open() as terminal:
+        terminal.ask("echo one")
+        assert "; /branches before-clear brings" in terminal.ask("/clear")
+        assert terminal.ask("/clear") == "cleared 0 turns"
+        terminal.ask("echo two")
+        assert "; /branches before-clear-2 brings" in terminal.ask("/clear")
+        terminal.ask("/branches before-clear")
+        assert "; /branches before-clear brings" in terminal.ask("/clear")
+        assert terminal.ask("/branches") == "before-clear  1 turn\nbefore-clear-2  1 turn"
+
+
+@pytest.mark.parametrize("args", [(), ("--transcript", "t.jsonl")])
+def test_each_load_keeps_the_chat_it_replaces(chat, args):
+    with chat.open(*args) as terminal:
+        terminal.ask("echo one")
+        terminal.ask("/save a.json")
+        terminal.ask("echo two")
+        kept = "the chat so far is kept: /branches before-load"
+        assert terminal.ask("/load a.json") == f"loaded 1 turn from a.json\n{kept}"
+        assert terminal.ask("/load a.json") == "loaded 1 turn from a.json", "the same chat"
+        terminal.ask("echo three")
+        assert terminal.ask("/load a.json") == f"loaded 1 turn from a.json\n{kept}-2"
+        assert terminal.ask("/branches") == "before-load  2 turns\nbefore-load-2  2 turns"
+        terminal.ask("/branches before-load")
+        terminal.ask("echo end")
+    assert "two" in chat.prompts[-1] and "three" not in chat.prompts[-1]
+
+
+def test_a_fork_without_a_name_takes_a_free_one(chat):
+    with chat.open() as terminal:
+        terminal.ask("/fork branch-2")
+        for name in ("branch-1", "branch-3"):
+            assert terminal.ask("/fork").startswith(f"kept as branch {name} (")
 
 
 def test_the_system_text_is_replaced_never_doubled(chat):

@@ -145,6 +145,18 @@ def test_template_divergence_names_the_token(llm) -> None:
         assert out.usage.miss_reason in (None, "new_prefix"), "as it promises"
 
 
+def test_tokens_that_fill_no_unit_are_not_called_new(llm) -> None:
+    chat = _open(llm)
+    chat.transcript = chat.transcript.with_system(None)
+    first = _ask(chat, QUESTIONS[0])
+    assert first.usage.prompt_tokens + first.usage.completion_tokens < GRID
+    second = _ask(chat, QUESTIONS[1]).usage
+    assert (second.miss_reason, second.cached_tokens) == ("new_prefix", 0), second
+    text = explanation(second, llm.tokenizer, thinking_dropped=False, block_size=64)
+    assert text.startswith("reuse stopped at 0: it comes in units of 64 tokens, and nothing ")
+    assert "not seen" not in text, "the first turn was seen"
+
+
 class _Texts:
     think_ids = (1, 2)
 
@@ -196,7 +208,10 @@ def test_every_reason_is_explained() -> None:
     assert told(_usage(None, 384)) == (
         "all that could be reused was: 384 of 500 tokens, in units of 192"
     )
-    assert told(_usage("new_prefix")) == "reuse stopped at 64: what follows was not seen before"
+    assert told(_usage("new_prefix")) == (
+        "reuse stopped at 64: it comes in units of 192 tokens, "
+        "and nothing in the cache is the same for the whole of the next one"
+    )
     assert "the prompt has 500 tokens, and reuse comes in units of 192" in (
         told(_usage("below_granularity", 0, 0))
     )

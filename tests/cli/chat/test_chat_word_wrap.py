@@ -1,13 +1,18 @@
 """Lines of a chat break between words where the terminal ends."""
 
+import fcntl
+import os
+import pty
 import re
+import struct
+import termios
 from unicodedata import normalize
 
 import pyte
 import pytest
 
-from cli.chat.terminal import ENTER
-from minivllm_cli.chat.word_wrap import StreamedWords, wrapped
+from cli.chat.terminal import CTRL_C, CTRL_D, ENTER
+from minivllm_cli.chat.word_wrap import StreamedWords, terminal_columns, wrapped
 
 
 def _shown(pieces: list[str], columns: int) -> list[str]:
@@ -48,6 +53,36 @@ def test_whole_text_is_broken_at_blanks_with_a_hanging_indent():
     assert wrapped("see /a/long-path/name", 10) == "see\n/a/long-path/name"
 
 
+def test_a_terminal_that_is_gone_has_no_width(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "wb", buffering=0) as file:
+        columns = terminal_columns(file)
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        assert columns is not None and columns() == 50
+        os.close(ours)
+        assert columns() == 0
+    assert wrapped("two words", 0) == "two words"
+
+
+def test_notices_warnings_and_errors_break_between_words(chat):
+    with chat.open("--max-tokens", "8", "--max-model-len", "128", columns=50, rows=60) as terminal:
+        shown = terminal.ask("forever")
+        assert "stopped at max_tokens; /continue goes on, /set\nmax_tokens N allows more" in shown
+        shown = terminal.ask("echo " + "x" * 41)
+        assert re.search("^warning: the context is 8.% full: .. tokens are\nleft$", shown, re.M)
+        shown = terminal.ask("/help " + "y" * 20)
+        assert shown == f"error: /help takes no argument, not\n'{'y' * 20}'"
+        terminal.type(CTRL_C)
+        terminal.wait_for("Ctrl-C again within 2 s leaves; so do Ctrl-D and\n/exit")
+        terminal.wait_for_prompt()
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_exit() == 0
+        lines = terminal.lines
+    end = lines.index("2 turns were not saved (/save FILE, or")
+    assert lines[end + 1] == "--transcript FILE from the start)"
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_answers_figures_and_help_break_between_words(chat, columns):
     words = [f"word{'x' * (i % 7)}{i}" for i in range(60)]
@@ -62,7 +97,7 @@ def test_answers_figures_and_help_break_between_words(chat, columns):
         assert " ".join(lines[begin:end]).split(" ") == words
         assert "· stop" in " ".join(lines[end : end + 2])
         shown = terminal.ask("/help")
-    assert "drop lines typed ahead, or clear the line; twice" in " ".join(shown.split())
+    assert "drop lines typed ahead, clear the line, end an edit; twice" in " ".join(shown.split())
     gutter = re.search(r"^/help +", shown, re.MULTILINE)
     assert gutter
     further = [line for line in shown.split("\n")[1:] if line.startswith(" ")]
