@@ -388,6 +388,62 @@ def test_closing_a_stream_aborts_its_request(llm) -> None:
     assert llm.stats().state_slots_used == 0
 
 
+def test_ids_of_callers_are_never_given_again(llm) -> None:
+    mine = [llm.add_request([7] * 5, GREEDY, request_id=f"request-{n}") for n in (1, 2)]
+    outs = llm.generate([[8] * 5, [9] * 5, [8] * 5], GREEDY)
+    assert not any(out.error for out in outs)
+    assert len({*mine, *(out.request_id for out in outs)}) == 5
+    assert mine[0] not in [llm.add_request([7] * 5, GREEDY) for _ in range(2)]
+    while llm.has_unfinished:
+        done = {out.request_id for out in llm.step() if out.finished}
+        mine = [request_id for request_id in mine if request_id not in done]
+    assert not mine, "nobody but their owner ends them"
+
+
+def test_an_id_is_in_use_until_its_last_output_was_taken(llm) -> None:
+    llm.add_request([7] * 5, GREEDY, request_id="mine")
+    llm.generate([9] * 5, GREEDY.model_copy(update={"max_tokens": 20}))
+    with pytest.raises(RequestError, match="'mine' is in use") as caught:
+        llm.add_request([7] * 5, GREEDY, request_id="mine")
+    assert caught.value.hint == "give another id, or none"
+    assert [(out.request_id, out.finished) for out in llm.step()][-1] == ("mine", True)
+    assert llm.add_request([7] * 5, GREEDY, request_id="mine") == "mine"
+    llm.abort("mine")
+
+
+def test_streams_side_by_side_get_all_of_their_outputs(llm) -> None:
+    """Also with `generate` between them."""
+    prompts = [[5] * 9, [6] * 70]
+    alone = [list(llm.stream(prompt, GREEDY)) for prompt in prompts]
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    found = [[next(stream)] for stream in streams]
+    llm.generate([9] * 5, GREEDY)
+    for out in streams[1]:
+        found[1].append(out)
+    found[0] += streams[0]
+    for outs, expected in zip(found, alone, strict=True):
+        assert outs[-1].finished and not any(out.finished for out in outs[:-1])
+        texts = ["".join(out.outputs[0].text_delta for out in some) for some in (outs, expected)]
+        assert texts[0] == texts[1] == expected[-1].outputs[0].text
+        assert outs[-1].outputs[0].token_ids == expected[-1].outputs[0].token_ids
+    assert not llm.has_unfinished
+
+
+def test_a_stream_that_was_closed_leaves_nothing_to_take(llm) -> None:
+    stream = llm.stream([5] * 9, GREEDY)
+    next(stream)
+    llm.generate([9] * 5, GREEDY)
+    assert llm.has_unfinished
+    stream.close()
+    assert not llm.has_unfinished and llm.step() == []
+
+
+@pytest.mark.parametrize("prompt", [[-1] * 100, [2**70] * 100, []], ids=["below", "above", "empty"])
+def test_the_prefix_of_a_prompt_that_cannot_be_is_a_request_error(llm, prompt) -> None:
+    with pytest.raises(RequestError):
+        llm.cached_prefix(prompt)
+
+
 def test_running_ids_are_those_that_were_given_room(tiny_model) -> None:
     with engine(tiny_model, max_num_seqs=2) as llm:
         names = [llm.add_request(ids(150 + n, 5), GREEDY) for n in range(3)]

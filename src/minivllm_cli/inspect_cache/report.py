@@ -8,7 +8,7 @@ from minivllm_cli.inspect_cache.tree import WIDTH, TreeOptions, draw_tree
 from minivllm_engine.units import count_text
 
 _REASONS = {
-    "new_prefix": "no earlier prompt went on like this",
+    "new_prefix": "nothing in the cache goes on like this",
     "no_snapshot": "its KV was cached, but no state to go on from",
     "evicted": "it was cached, and given up for room",
     "below_granularity": "too short to hit",

@@ -110,7 +110,7 @@ def test_a_dump_shows_what_the_live_view_did(real: Program, tiny_model: Path) ->
         "  KV found           640   60.4%",
         "  usable             448   42.3%  KV and a state were there",
         "  lost               192   18.1%  computed again: no state to go on from",
-        "misses: 4 of 5 requests\n  new_prefix           2   50%  no earlier prompt went on like this",
+        "misses: 4 of 5 requests\n  new_prefix           2   50%  nothing in the cache goes on like this",
     ):
         assert text in live.out
     # C14: the totals are the sums of what the records say.
