@@ -1,6 +1,6 @@
 """LLM: the engine's public face."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +89,7 @@ class LLM:
         self._loop = EngineLoop(
             runner, self._scheduler, self._cache, overlap=self._plan.device.kind == "cuda"
         )
-        self._undelivered: list[RequestOutput] = []
+        self._undelivered: dict[str, list[RequestOutput]] = {}
         self._num_added = 0
 
     # -- requests --------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class LLM:
             answer = self._loop.abort(request_id)
             if answer is None:
                 return None
-            self._take_undelivered({request_id})
+            self._undelivered.pop(request_id, None)
             return answer.snapshot()
 
     def generate(
@@ -220,9 +220,7 @@ class LLM:
 
     def _is_taken(self, request_id: str) -> bool:
         """Is there a request of this id, or an output of it that nobody has got?"""
-        return request_id in self._loop.answers or any(
-            out.request_id == request_id for out in self._undelivered
-        )
+        return request_id in self._loop.answers or request_id in self._undelivered
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -231,32 +229,39 @@ class LLM:
 
         On a GPU the news are those of the step before, while the next one runs.
         """
-        # Kept until they are handed over: what is known must outlive a step that is interrupted.
-        with self._loop.signals:
-            self._undelivered += self._loop.step()
-        outputs, self._undelivered = self._undelivered, []
-        return outputs
+        news: list[RequestOutput] = []
+        try:
+            with self._loop.signals:
+                news = self._loop.step()
+        except BaseException:  # what is known must outlive a step that is interrupted at its end
+            self._keep(news)
+            raise
+        return self._take_undelivered(list(self._undelivered)) + news
 
     def _news_of(self, wanted: Collection[str]) -> list[RequestOutput]:
         """What is new of some requests, after a step if need be. What is new of others is kept."""
         with self._loop.signals:
-            known = self._take_undelivered(wanted)
+            known = self._take_undelivered([kept for kept in self._undelivered if kept in wanted])
             if not known:
-                self._undelivered += self._loop.step()
-                known = self._take_undelivered(wanted)
+                news = self._loop.step()
+                known = [out for out in news if out.request_id in wanted]
+                self._keep(out for out in news if out.request_id not in wanted)
             return known
 
-    def _drop(self, request_ids: Collection[str]) -> None:
+    def _drop(self, request_ids: Iterable[str]) -> None:
         """What nobody waits for any more, whatever has become of it."""
         with self._loop.signals:
             for request_id in request_ids:
                 self._loop.abort(request_id)
-            self._take_undelivered(set(request_ids))
+                self._undelivered.pop(request_id, None)
 
-    def _take_undelivered(self, wanted: Collection[str]) -> list[RequestOutput]:
-        taken = [out for out in self._undelivered if out.request_id in wanted]
-        self._undelivered = [out for out in self._undelivered if out.request_id not in wanted]
-        return taken
+    def _keep(self, outputs: Iterable[RequestOutput]) -> None:
+        """For whoever asks for what is new of these requests."""
+        for out in outputs:
+            self._undelivered.setdefault(out.request_id, []).append(out)
+
+    def _take_undelivered(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        return [out for request_id in request_ids for out in self._undelivered.pop(request_id)]
 
     # -- the cache -------------------------------------------------------------------------------
 

@@ -116,3 +116,29 @@ def test_an_engine_interrupted_anywhere_stays_whole(tiny_model) -> None:
             i = rng.randrange(len(PROMPTS))
             assert llm.generate(PROMPTS[i], params[i])[0].outputs[0].token_ids == expected[i]
     assert interrupted
+
+
+@pytest.mark.usefixtures("raising")
+def test_what_a_step_found_outlives_an_interrupt_at_its_end(
+    tiny_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with LLM(tiny_model, engine={"cpu_memory": "64MiB", "max_model_len": 320}) as llm:
+        expected = llm.generate([7] * 10, params)[0]
+        collect = llm._loop.collect
+
+        def interrupted(flight):
+            outputs = collect(flight)
+            signal.raise_signal(signal.SIGALRM)
+            return outputs
+
+        monkeypatch.setattr(llm._loop, "collect", interrupted)
+        llm.add_request([7] * 10, params)
+        for _ in range(4):
+            with pytest.raises(Stopped):
+                llm.step()
+        monkeypatch.undo()
+        found = llm.step()
+        assert not llm.has_unfinished
+    assert len(found) == 4 and found[-1].finished
+    assert "".join(out.text_delta for out in found) == expected.text
