@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.checkpoint_index import resolve_model
+from minivllm_engine.checkpoint.index import resolve_model
 
 MAX_TOKENS = 128
 WORDS = """

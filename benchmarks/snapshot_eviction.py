@@ -31,11 +31,11 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import ResolvedSampling
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0)  # snapshots a chat
 BLOCK_SIZE = 64

@@ -22,20 +22,20 @@ import torch
 if __name__ == "__main__" and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.decode_limit import decode_step_bytes
-from minivllm_engine.device_measure import read_bandwidth
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_shapes import SHAPES, shape_config
+from minivllm_engine.checkpoint.random_weights import RandomWeights
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.memory.roofline import decode_step_bytes
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.model_config.shapes import SHAPES, shape_config
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.kernel_backend import kernel_operations
-from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.static_decode import StaticDecode
-from minivllm_engine.weights import fill_weights
+from minivllm_engine.runner.bandwidth import read_bandwidth
+from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.runner.weights import fill_weights
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.tensors.cache_pool import CachePool
 
 _BLOCK_SIZE = 64
 _REPEATS = 30

@@ -1,6 +1,6 @@
 """`python -m minivllm_cli`."""
 
-from minivllm_cli.app import main
+from minivllm_cli.main import main
 
 if __name__ == "__main__":
     main()

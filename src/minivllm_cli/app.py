@@ -1,47 +1,132 @@
-"""The entry point of the console script `minivllm` and of `python -m minivllm_cli`.
+"""The application `minivllm`: its commands, and what becomes of their errors."""
 
-Nothing slow is imported before the signals are handled: a Ctrl-C in the first moments ends the program
-with one line, not with a traceback out of an import.
-"""
-
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
-from types import FrameType
+from difflib import get_close_matches
+from typing import Annotated, Any
 
-_LEAVE_WITH = {signal.SIGINT: 130, signal.SIGTERM: 143}
+import typer
 
+from minivllm_cli.config.flags import print_version
+from minivllm_cli.console.json_events import wants_json_events
+from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
+from minivllm_cli.errors import CliError, ExitCode, OutputClosed, Problem
 
-def main() -> None:
-    """Run the command line of this process, and end it."""
-    for number in _LEAVE_WITH:
-        signal.signal(number, _leave)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks a running engine for a dump; ends nothing
-    from minivllm_cli.application import run_process
-
-    code = run_process()
-    if code in _LEAVE_WITH.values():
-        # Not through the interpreter's end: where a library ran into the KeyboardInterrupt, Python would
-        # end itself with SIGINT and forget the code.
-        os._exit(code)
-    for number in _LEAVE_WITH:  # all is done; what comes now changes nothing
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
+app = typer.Typer(
+    name="minivllm",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
-def wants_json_events(args: Sequence[str]) -> bool:
-    """Does a command line ask for JSON on stderr? For what happens before it is parsed."""
-    return "--progress=json" in args or ("--progress", "json") in pairwise(args)
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=print_version,
+            is_eager=True,
+            show_default=False,
+            help="Print the version and leave",
+        ),
+    ] = False,
+) -> None:
+    """Run hybrid Gated DeltaNet + attention language models from local checkpoints.
+
+    minivllm generate demo --prompt "Define aardvark."
+
+    minivllm chat demo
+    """
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    # In force before a command begins and after it ended: there is nothing to clean up.
-    text = "stopped while starting"
-    if wants_json_events(sys.argv):
-        text = f'{{"event":"log","level":"info","message":"{text}"}}'
+def _register_commands() -> None:
+    from minivllm_cli import env as env_command
+    from minivllm_cli.bench import command as bench_command
+    from minivllm_cli.chat import command as chat_command
+    from minivllm_cli.convert import command as convert_command
+    from minivllm_cli.generate import command as generate_command
+    from minivllm_cli.inspect_cache import command as inspect_command
+
+    generate_command.register(app)
+    chat_command.register(app)
+    bench_command.register(app)
+    inspect_command.register(app)
+    convert_command.register(app)
+    env_command.register(app)
+
+
+_register_commands()
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code. Usage errors are written to stderr."""
+    console = Console(json_events=wants_json_events(sys.argv[1:] if args is None else args))
     try:
-        os.write(2, f"{text}\n".encode())
-    finally:  # also when nobody reads it
-        os._exit(_LEAVE_WITH[signal.Signals(number)])
+        code: Any = app(args=args, prog_name="minivllm", standalone_mode=False)
+    except typer.TyperException as error:
+        return _usage_error(error, console, sys.argv[1:] if args is None else args)
+    except OutputClosed:
+        return _output_closed(console)
+    except CliError as error:
+        for problem in error.problems:
+            console.error(problem)
+        return error.exit_code
+    except typer.Abort:
+        return ExitCode.FAILED
+    except SystemExit:
+        # How Typer leaves when help is printed into a pipe that nobody reads.
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+            raise
+        return _output_closed(console)
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _output_closed(console: Console) -> int:
+    silence_stdout()
+    console.write_line("stopped: stdout was closed by its reader")
+    return ExitCode.OUTPUT_CLOSED
+
+
+def _usage_error(error: typer.TyperException, console: Console, args: Sequence[str]) -> int:
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        console.write_line(error.format_message())
+        return ExitCode.USAGE
+    _keep_close(error)
+    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
+    message = message or "Wrong usage"
+    path = context.command_path if context is not None else _command_path(args)
+    console.error(Problem(message[0].lower() + message[1:], hint=f"{path} --help"))
+    return ExitCode.USAGE
+
+
+def _command_path(args: Sequence[str]) -> str:
+    """The command that was meant, where an error does not say in which it arose."""
+    commands = {command.name for command in app.registered_commands}
+    commands |= {group.name for group in app.registered_groups}
+    known = args and args[0] in commands
+    return f"minivllm {args[0]}" if known else "minivllm"
+
+
+def _keep_close(error: typer.TyperException) -> None:
+    # Typer proposes whatever shares a few letters: --raw for --graph.
+    name, proposed = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+    if proposed:
+        by_word = {option.lstrip("-"): option for option in proposed}
+        close = get_close_matches(name.lstrip("-"), by_word)
+        error.possibilities = [by_word[word] for word in close]  # type: ignore[attr-defined]
+
+
+def run_process() -> int:
+    """Run the command line of this process; the exit code."""
+    open_missing_streams()
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        code = ExitCode.OUTPUT_CLOSED
+    return code

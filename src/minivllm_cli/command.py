@@ -8,12 +8,12 @@ from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-from minivllm_cli.console import Console, open_missing_streams, silence_stdout
+from minivllm_cli.config.flags import CommonOptions, OptionGroup, ProgressStyle
+from minivllm_cli.console.logging import route_logging
+from minivllm_cli.console.signals import Interrupts
+from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
 from minivllm_cli.crash import write_crash_file
-from minivllm_cli.help import GroupedCommand
-from minivllm_cli.log_routing import route_logging
-from minivllm_cli.options import CommonOptions, OptionGroup, ProgressStyle
-from minivllm_cli.problems import (
+from minivllm_cli.errors import (
     CliError,
     EngineDied,
     ExitCode,
@@ -22,8 +22,8 @@ from minivllm_cli.problems import (
     exit_code_of,
     problems_of,
 )
-from minivllm_cli.signals import Interrupts
-from minivllm_engine.errors import EngineError
+from minivllm_cli.help import GroupedCommand
+from minivllm_engine.core.errors import EngineError
 
 _Group = TypeVar("_Group", bound=OptionGroup)
 

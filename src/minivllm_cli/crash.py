@@ -16,7 +16,7 @@ def state_dir() -> Path:
 
 def write_crash_file(error: BaseException, command: str) -> Path | None:
     """Write traceback, arguments and versions; the path, or None where it cannot be written."""
-    from minivllm_cli.env_command import environment
+    from minivllm_cli.versions import environment
 
     document = {
         "schema_version": 1,

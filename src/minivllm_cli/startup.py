@@ -4,11 +4,11 @@ import os
 from typing import Any
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.log_routing import route_logging
-from minivllm_cli.options import OptionGroup
-from minivllm_cli.problems import CliError, problems_of
-from minivllm_cli.settings import Settings, resolve_settings
-from minivllm_engine.errors import CheckpointError
+from minivllm_cli.config.flags import OptionGroup
+from minivllm_cli.config.settings import Settings, resolve_settings
+from minivllm_cli.console.logging import route_logging
+from minivllm_cli.errors import CliError, problems_of
+from minivllm_engine.core.errors import CheckpointError
 
 
 def configure(
@@ -68,9 +68,9 @@ def _check_model_name(settings: Settings) -> None:
 
 
 def _print_config(run: Invocation, settings: Settings, as_json: bool) -> None:
-    from minivllm_cli import engine_factory
-    from minivllm_cli.console import print_result
-    from minivllm_cli.print_config import render_config, render_config_json
+    from minivllm_cli import engine as engine_factory
+    from minivllm_cli.config.show import render_config, render_config_json
+    from minivllm_cli.console.streams import print_result
 
     try:
         path = engine_factory.find_model(settings.model)

@@ -18,8 +18,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from minivllm_engine.config import EngineConfig
-    from minivllm_engine.errors import (
+    from minivllm_engine.core.config import EngineConfig
+    from minivllm_engine.core.errors import (
         BackendUnavailable,
         CapacityError,
         CheckpointError,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         EngineError,
         RequestError,
     )
+    from minivllm_engine.core.outputs import FinishReason, RequestOutput
+    from minivllm_engine.core.sampling_params import SamplingParams
+    from minivllm_engine.core.stats import EngineStats
     from minivllm_engine.llm import LLM
-    from minivllm_engine.request_output import FinishReason, RequestOutput
-    from minivllm_engine.sampling_params import SamplingParams
-    from minivllm_engine.stats import EngineStats
 
 _HOME = {
     "LLM": "llm",

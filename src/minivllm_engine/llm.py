@@ -6,24 +6,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.cache_report import CacheReport, cache_report
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.device_shortage import give_back_unused, shortage_named
-from minivllm_engine.engine_loop import EngineLoop
-from minivllm_engine.errors import ConfigError, RequestError
-from minivllm_engine.intake import Intake, is_batch, refused
-from minivllm_engine.load_report import LoadReport
-from minivllm_engine.memory_plan import MemoryPlan
-from minivllm_engine.model_runner import ModelRunner, Progress
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.prepare import PreparedModel, prepare
-from minivllm_engine.prompt import Prompt
-from minivllm_engine.request_output import CacheUse, RequestOutput
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.scheduler import Scheduler
-from minivllm_engine.stats import EngineStats
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.cache.report import CacheReport, cache_report
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import ConfigError, RequestError
+from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.core.outputs import CacheUse, RequestOutput
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.engine.input_processor import Intake, is_batch, refused
+from minivllm_engine.engine.loop import EngineLoop
+from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
+from minivllm_engine.engine.prepare import PreparedModel, prepare
+from minivllm_engine.memory.plan import MemoryPlan
+from minivllm_engine.runner.model_runner import ModelRunner, Progress
+from minivllm_engine.scheduling.scheduler import Scheduler
+from minivllm_engine.text.prompt import Prompt
 
 
 class LLM:

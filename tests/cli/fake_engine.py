@@ -32,21 +32,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from cli.prefix_memory import PrefixMemory
-from minivllm_cli.settings import Settings
-from minivllm_engine.answer import Answer
-from minivllm_engine.errors import EngineError, RequestError
-from minivllm_engine.prompt import read_prompt
-from minivllm_engine.request import Request
-from minivllm_engine.request_output import (
+from minivllm_cli.config.settings import Settings
+from minivllm_engine.core.errors import EngineError, RequestError
+from minivllm_engine.core.outputs import (
     CacheUse,
     FinishReason,
     PositionLogprobs,
     RequestOutput,
     TokenLogprob,
 )
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.stats import EngineStats
-from minivllm_engine.tokenizer import Tokenizer
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.text.prompt import read_prompt
+from minivllm_engine.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 4096
 PREFILL_CHUNK = 512

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from cli.fake_engine import MAX_MODEL_LEN, FakeEngine
-from minivllm_cli import engine_factory
-from minivllm_cli.app import main
-from minivllm_cli.generate import sinks
-from minivllm_cli.problems import CliError
-from minivllm_cli.settings import Settings
-from minivllm_engine.errors import CapacityError
-from minivllm_engine.generation_config import load_generation_config
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.batch import sinks
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.errors import CliError
+from minivllm_cli.main import main
+from minivllm_engine.core.errors import CapacityError
+from minivllm_engine.model_config.generation_config import load_generation_config
 
 
 def _find_model(model: str) -> Path:

@@ -7,13 +7,13 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from minivllm_cli import engine_factory
-from minivllm_cli.app import main
-from minivllm_cli.settings import Settings
-from minivllm_engine.device_memory import DeviceMemory, host_memory
-from minivllm_engine.load_report import LoadReport
-from minivllm_engine.memory_plan import plan_memory
-from minivllm_engine.memory_sizes import graph_sizes
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.main import main
+from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
+from minivllm_engine.memory.plan import plan_memory
+from minivllm_engine.memory.sizes import graph_sizes
 
 _GPU = DeviceMemory("cuda", "GPU", 2 << 30)
 _prepare = engine_factory.prepare_model

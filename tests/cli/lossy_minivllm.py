@@ -1,7 +1,7 @@
 """The program `minivllm` with a planted bug: a snapshot loses the recurrent state, and keeps the rest."""
 
-from minivllm_cli.app import main
-from minivllm_engine.cache_pool import CachePool
+from minivllm_cli.main import main
+from minivllm_engine.tensors.cache_pool import CachePool
 
 _save = CachePool.save
 

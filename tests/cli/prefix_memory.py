@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from minivllm_engine.request_output import CacheUse
+from minivllm_engine.core.outputs import CacheUse
 
 GRID = 64
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from cli.program import Program
-from minivllm_cli.print_config import render_config
-from minivllm_cli.problems import CliError
-from minivllm_cli.settings import Settings, resolve_settings
-from minivllm_engine.config import SamplingOptions
+from minivllm_cli.config.settings import Settings, resolve_settings
+from minivllm_cli.config.show import render_config
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.config import SamplingOptions
 
 
 def _settings(tmp_path: Path, text: str = "", **layers: Any) -> Settings:

@@ -12,7 +12,7 @@ from cli.program import REAL, Program
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 # How the console script of an installation calls it.
-_SCRIPT = [sys.executable, "-c", "import sys; from minivllm_cli.app import main; sys.exit(main())"]
+_SCRIPT = [sys.executable, "-c", "import sys; from minivllm_cli.main import main; sys.exit(main())"]
 _SLOW_IMPORT = "import time\nopen('importing', 'w').close()\ntime.sleep(30)\n"
 
 
@@ -92,7 +92,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 def test_what_is_imported_first_is_small() -> None:
     probe = (
-        "import sys; before = set(sys.modules); import minivllm_cli.app\n"
+        "import sys; before = set(sys.modules); import minivllm_cli.main\n"
         "print(sorted(m for m in set(sys.modules) - before if not m.startswith('_')))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

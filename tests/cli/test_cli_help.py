@@ -10,7 +10,7 @@ from cli.program import REAL, Program
 
 _PROBE = (
     "import sys; sys.argv = ['minivllm', *sys.argv[1:]]\n"
-    "from minivllm_cli.application import run\n"
+    "from minivllm_cli.app import run\n"
     "code = run(sys.argv[1:])\n"
     "heavy = {'torch', 'transformers', 'prompt_toolkit', 'rich.markdown', 'tokenizers'}\n"
     "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)\n"

@@ -10,9 +10,8 @@ import pytest
 
 from cli.chat.terminal import Terminal
 from cli.program import Program
-from minivllm_cli import progress
-from minivllm_cli.console import Console
-from minivllm_cli.progress import (
+from minivllm_cli.console import progress
+from minivllm_cli.console.progress import (
     JsonLines,
     PlainLines,
     Progress,
@@ -23,8 +22,9 @@ from minivllm_cli.progress import (
     plain_line,
     short_count,
 )
-from minivllm_cli.signals import Interrupts
-from minivllm_engine.stats import EngineStats
+from minivllm_cli.console.signals import Interrupts
+from minivllm_cli.console.streams import Console
+from minivllm_engine.core.stats import EngineStats
 
 
 class _Recorder(Console):
@@ -171,7 +171,7 @@ def test_a_phase_measured_in_bytes_as_json() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_bar_of_a_conversion_fits(width: int) -> None:
-    from minivllm_cli.progress_bar import BarOnTerminal
+    from minivllm_cli.console.progress_bar import BarOnTerminal
 
     bar = BarOnTerminal(_Recorder())
     bar._rich.width = width
@@ -223,7 +223,7 @@ def test_short_count(number: float, text: str) -> None:
 
 
 def _bar_lines(progress: Progress, width: int) -> list[str]:
-    from minivllm_cli.progress_bar import BarOnTerminal
+    from minivllm_cli.console.progress_bar import BarOnTerminal
 
     bar = BarOnTerminal(_Recorder())
     bar._rich.width = width

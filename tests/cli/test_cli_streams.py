@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.program import Program, parse_strictly, wait_for
-from minivllm_cli.console import Console
+from minivllm_cli.console.streams import Console
 
 
 @pytest.fixture
@@ -165,7 +165,8 @@ def test_without_any_stdout_results_have_nowhere_to_go(
 def test_verbose_shows_the_engines_log(program: Program, fake_model: Path) -> None:
     script = (
         "import logging\n"
-        "from minivllm_cli.console import Console; from minivllm_cli.log_routing import route_logging\n"
+        "from minivllm_cli.console.streams import Console\n"
+        "from minivllm_cli.console.logging import route_logging\n"
         "import sys\n"
         "route_logging(Console(quiet='-q' in sys.argv, verbosity=sys.argv.count('-v')))\n"
         "log = logging.getLogger('minivllm_engine.part')\n"
@@ -214,7 +215,7 @@ def test_what_users_wrote_cannot_command_the_terminal(program: Program, fake_mod
 def test_it_runs_inside_a_test_runner_too(program: Program, fake_model: Path) -> None:
     from typer.testing import CliRunner
 
-    from minivllm_cli.application import app
+    from minivllm_cli.app import app
 
     runner = CliRunner()
     done = runner.invoke(app, ["generate", str(fake_model), "--print-config", "--diff-defaults"])

@@ -3,9 +3,9 @@
 import pytest
 
 from cli.program import REAL, Program
-from minivllm_cli.settings import Settings, resolve_settings
-from minivllm_cli.typed_options import as_typed, option, remedies_as_typed
-from minivllm_engine.errors import CapacityError
+from minivllm_cli.config.settings import Settings, resolve_settings
+from minivllm_cli.config.typed_options import as_typed, option, remedies_as_typed
+from minivllm_engine.core.errors import CapacityError
 
 SEQS, LENGTH = "engine.max_num_seqs", "engine.max_model_len"
 HINT = f"--set {SEQS}=16 --set {LENGTH}=640, or --set cache.snapshot_memory=2MiB; (--set {SEQS}=8)"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm_cli.yaml_reading import dump_value, parse_value
+from minivllm_cli.config.yaml import dump_value, parse_value
 
 
 @pytest.mark.parametrize(

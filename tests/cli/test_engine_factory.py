@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from minivllm_cli.engine_factory import open_engine
+from minivllm_cli.engine import open_engine
 from minivllm_engine import EngineConfig
 from minivllm_engine import llm as llm_module
-from minivllm_engine.errors import CapacityError
-from minivllm_engine.prepare import prepare
+from minivllm_engine.core.errors import CapacityError
+from minivllm_engine.engine.prepare import prepare
 
 
 @pytest.fixture(autouse=True)

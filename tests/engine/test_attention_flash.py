@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from minivllm_engine.errors import BackendUnavailable, ConfigError
+from minivllm_engine.core.errors import BackendUnavailable, ConfigError
 from minivllm_engine.ops.attention import flash
 from minivllm_engine.ops.attention.reference import KVShape
 from support import flash_stand_in

@@ -7,14 +7,14 @@ from dataclasses import MISSING, fields
 import pytest
 
 from minivllm_engine import LLM, EngineConfig, SamplingParams
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.cache_report import CacheReport, CacheSegment, cache_report
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.prepare import prepare
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import ResolvedSampling
-from minivllm_engine.stats import EngineStats
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.cache.report import CacheReport, CacheSegment, cache_report
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
+from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.engine.prepare import prepare
 
 VOCAB = 320
 REQUIRED = [f.name for f in fields(EngineStats) if f.default is f.default_factory is MISSING]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.model_config.config import ModelConfig
 from support.tiny_checkpoint import (
     BARE,
     NESTED_TWICE,

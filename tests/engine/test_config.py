@@ -2,10 +2,10 @@
 
 import pytest
 
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.errors import ConfigError, RequestError
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.units import format_size, parse_count, parse_size
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import ConfigError, RequestError
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.units import format_size, parse_count, parse_size
 
 
 @pytest.mark.parametrize(

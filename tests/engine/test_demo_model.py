@@ -10,7 +10,7 @@ from demo_training.entries import Dictionary, load_entries
 from demo_training.evaluate import EngineAnswerer
 from demo_training.report import AT_LEAST
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.request import Request
+from minivllm_engine.core.request import Request
 
 GREEDY = SamplingParams(temperature=0, max_tokens=96)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from minivllm_engine.detokenizer import IncrementalDetokenizer, opens_reasoning
+from minivllm_engine.text.detokenizer import IncrementalDetokenizer, opens_reasoning
 from support.byte_tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

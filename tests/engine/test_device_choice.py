@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_engine import device_choice
-from minivllm_engine.config import EngineConfig, EngineOptions
-from minivllm_engine.device_choice import choose_device
-from minivllm_engine.errors import BackendUnavailable, ConfigError
-from minivllm_engine.prepare import prepare
+from minivllm_engine.core.config import EngineConfig, EngineOptions
+from minivllm_engine.core.errors import BackendUnavailable, ConfigError
+from minivllm_engine.engine.prepare import prepare
+from minivllm_engine.memory import device_choice
+from minivllm_engine.memory.device_choice import choose_device
 
 GPU = "0, NVIDIA H200, 570.1, 143771, 500, 142000"
 NO_SIZE = "0, NVIDIA GB10, 580.1, [N/A], [N/A], [N/A]"
@@ -165,8 +165,8 @@ def test_nothing_is_loaded_to_choose(machine: Machine) -> None:
     # The packages are there and raise when they are loaded.
     machine.install("torch", "triton", "fla", "flash_attn").has_gpu()
     script = (
-        "from minivllm_engine.config import EngineOptions;"
-        "from minivllm_engine.device_choice import choose_device;"
+        "from minivllm_engine.core.config import EngineOptions;"
+        "from minivllm_engine.memory.device_choice import choose_device;"
         "print(choose_device(EngineOptions(attention_backend='flash')).kind)"
     )
     environ = os.environ | {"PYTHONPATH": str(machine.packages)}

@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from minivllm_engine import LLM, EngineConfig, device_shortage, prepare
+from minivllm_engine import LLM, EngineConfig
 from minivllm_engine import llm as llm_module
-from minivllm_engine.device_memory import DeviceMemory, DeviceProcess
-from minivllm_engine.errors import CapacityError
-from minivllm_engine.memory_plan import try_plan
-from minivllm_engine.memory_remedies import Remedy, changed
-from minivllm_engine.nvidia_smi import Gpu
+from minivllm_engine.core.errors import CapacityError
+from minivllm_engine.engine import out_of_memory as device_shortage
+from minivllm_engine.engine import prepare
+from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess
+from minivllm_engine.memory.nvidia_smi import Gpu
+from minivllm_engine.memory.plan import try_plan
+from minivllm_engine.memory.remedies import Remedy, changed
 
 GIB = 2**30
 SAID = (

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minivllm_engine import LLM, SamplingParams, static_decode
+from minivllm_engine import LLM, SamplingParams
+from minivllm_engine.runner import graph_decode as static_decode
 from support.byte_tokenizer import write_byte_tokenizer
 from support.device_engine import Rig
 from support.engine_checks import graphs, greedy_params, invariance, overlap

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from minivllm_engine.errors import BackendUnavailable
+from minivllm_engine.core.errors import BackendUnavailable
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
 from support.delta_rule import recurrent_delta_rule

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_engine.config import SamplingOptions
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.generation_config import load_generation_config
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_engine.core.config import SamplingOptions
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.model_config.generation_config import load_generation_config
 
 pytestmark = pytest.mark.usefixtures("refusals_are_whole")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.held_signals import HeldSignals
+from minivllm_engine.engine.deferred_signals import HeldSignals
 
 PROMPTS = [[7] * 10, [*range(100)], [*range(128), 5], [*range(128), 6], [9] * 70]
 

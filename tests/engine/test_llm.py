@@ -18,7 +18,7 @@ from minivllm_engine import (
     RequestError,
     SamplingParams,
 )
-from minivllm_engine.request_output import CompletionOutput, FinishReason
+from minivllm_engine.core.outputs import CompletionOutput, FinishReason
 from support.oracle import Oracle, agrees
 
 VOCAB = 320  # of the tiny model

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from minivllm_engine import LLM, EngineError, SamplingParams
-from minivllm_engine.request_output import FinishReason, RequestOutput
-from minivllm_engine.sampler import Draw
+from minivllm_engine.core.outputs import FinishReason, RequestOutput
+from minivllm_engine.runner.sampler import Draw
 from support.request_kinds import GREEDY, all_kinds, contents, count_ahead, engine, ids
 
 

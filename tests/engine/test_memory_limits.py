@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from engine.test_memory_plan import DEMO, GIB, LARGE, gpu
 from engine.test_memory_plan_refusals import random_case
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import DeviceMemory, host_memory
-from minivllm_engine.memory_fit import Fit
-from minivllm_engine.memory_limits import Limit, refused_above, unlowered_max_num_seqs, with_engine
-from minivllm_engine.memory_plan import try_plan
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
+from minivllm_engine.memory.fit import Fit
+from minivllm_engine.memory.limits import Limit, refused_above, unlowered_max_num_seqs, with_engine
+from minivllm_engine.memory.plan import try_plan
+from minivllm_engine.model_config.config import ModelConfig
 from support.qwen35_08b import CONFIG
 
 Planner = Callable[[EngineConfig], Fit]

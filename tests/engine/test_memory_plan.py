@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from minivllm_engine.checkpoint_index import resolve_model
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
-from minivllm_engine.errors import CapacityError, ConfigError
-from minivllm_engine.memory_plan import kv_bytes_per_token, plan_memory, slot_bytes, try_plan
-from minivllm_engine.memory_sizes import graph_sizes, kv_saved, weight_bytes
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.units import format_size
+from minivllm_engine.checkpoint.index import resolve_model
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import CapacityError, ConfigError
+from minivllm_engine.core.units import format_size
+from minivllm_engine.memory.device_memory import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
+from minivllm_engine.memory.plan import kv_bytes_per_token, plan_memory, slot_bytes, try_plan
+from minivllm_engine.memory.sizes import graph_sizes, kv_saved, weight_bytes
+from minivllm_engine.model_config.config import ModelConfig
 from support.qwen35_08b import CONFIG, NUM_PARAMETERS
 
 GIB, MIB = 2**30, 2**20

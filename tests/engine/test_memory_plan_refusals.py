@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from engine.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import DeviceMemory, DeviceProcess, host_memory
-from minivllm_engine.errors import CapacityError, ConfigError
-from minivllm_engine.memory_plan import plan_memory, try_plan
-from minivllm_engine.memory_remedies import Remedy, changed, find_remedies
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import CapacityError, ConfigError
+from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess, host_memory
+from minivllm_engine.memory.plan import plan_memory, try_plan
+from minivllm_engine.memory.remedies import Remedy, changed, find_remedies
+from minivllm_engine.model_config.config import ModelConfig
 
 
 def remedies_in(hint: str) -> list[Remedy]:

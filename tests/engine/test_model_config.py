@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.model_config.config import ModelConfig
 from support.tiny_checkpoint import nested, tiny_config
 
 pytestmark = pytest.mark.usefixtures("refusals_are_whole")

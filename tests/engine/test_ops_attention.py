@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import reference
 from minivllm_engine.ops.attention.reference import AttentionPlan, KVShape, paged_attention
+from minivllm_engine.tensors.model_input import ModelInput
 from support.largest_tensor import LargestTensor
 
 BLOCK = 16

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager, SnapshotTag
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import ResolvedSampling
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager, SnapshotTag
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
 
 GRID = 64
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.errors import RequestError
+from minivllm_engine.core.errors import RequestError
 from support.oracle import Oracle, agrees
 from support.poison import poison_free_memory
 

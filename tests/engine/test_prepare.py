@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import DeviceMemory
-from minivllm_engine.errors import BackendUnavailable, CheckpointError, ConfigError
-from minivllm_engine.prepare import prepare
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import BackendUnavailable, CheckpointError, ConfigError
+from minivllm_engine.engine.prepare import prepare
+from minivllm_engine.memory.device_memory import DeviceMemory
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_cuda_is_refused_with_a_remedy(model: Path) -> None:
 def test_f1_what_does_not_fit_is_refused_before_torch_or_a_weight_is_loaded(model: Path) -> None:
     code = (
         "import sys\n"
-        "from minivllm_engine.config import EngineConfig\n"
-        "from minivllm_engine.errors import CapacityError\n"
-        "from minivllm_engine.prepare import prepare\n"
+        "from minivllm_engine.core.config import EngineConfig\n"
+        "from minivllm_engine.core.errors import CapacityError\n"
+        "from minivllm_engine.engine.prepare import prepare\n"
         "engine = {'max_num_seqs': 100_000, 'cpu_memory': '16MiB'}\n"
         "try:\n"
         "    prepare(sys.argv[1], EngineConfig.create(engine=engine))\n"
@@ -130,7 +130,7 @@ def test_a_directory_without_config_says_what_is_there(model: Path) -> None:
 
 def test_graphs_of_reference_operations_are_refused(monkeypatch) -> None:
     card = DeviceMemory("cuda", "GPU", 8 << 30)
-    monkeypatch.setattr("minivllm_engine.prepare.choose_device", lambda options: card)
+    monkeypatch.setattr("minivllm_engine.engine.prepare.choose_device", lambda options: card)
     reference = {"engine": {"attention_backend": "reference"}}
     assert prepare("demo", EngineConfig.create(**reference)).plan.max_graph_batch == 0
     with pytest.raises(ConfigError) as caught:

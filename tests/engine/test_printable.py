@@ -2,7 +2,7 @@
 
 import pytest
 
-from minivllm_engine.printable import listed, printable
+from minivllm_engine.core.escape import listed, printable
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from minivllm_engine import LLM, SamplingParams, sampler
+from minivllm_engine import LLM, SamplingParams
+from minivllm_engine.runner import sampler
 from support.transformers_oracle import TransformersOracle
 
 TOLERANCE = 2e-4

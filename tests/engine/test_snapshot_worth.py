@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.prefix_tree import Node
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import ResolvedSampling
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.cache.prefix_tree import Node
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
 
 GRID = 64
 OPENING = [1, 2, 3, 4]

@@ -65,7 +65,7 @@ def test_e14_a_leak_and_a_failed_request_are_seen(llm: LLM, monkeypatch) -> None
 def test_e14_a_step_that_never_returns_ends_the_program(tmp_path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import time\n"
-        "from minivllm_engine.engine_loop import EngineLoop\n"
+        "from minivllm_engine.engine.loop import EngineLoop\n"
         "EngineLoop.step = lambda self: time.sleep(60)\n"
     )
     args = ["--model", "demo", "--minutes", "0.1", "--concurrency", "2", "--step-limit", "0.1"]

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from minivllm_engine import SamplingParams, model_runner
-from minivllm_engine.model_input import AwaitedTokens, ModelInput
-from minivllm_engine.request import Request
-from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.static_decode import StaticDecode
+from minivllm_engine import SamplingParams
+from minivllm_engine.core.request import Request
+from minivllm_engine.runner import model_runner
+from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput
 from support.request_kinds import GREEDY, all_kinds, contents, count_ahead, engine, ids
 from support.scheduler_simulation import make_request
 from support.static_reference import static_reference

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import minivllm_engine
-from minivllm_engine.request import Request
-from minivllm_engine.scheduled_batch import ScheduledBatch
+from minivllm_engine.core.request import Request
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
 from support.scheduler_simulation import make_request, make_scheduler
 
 ENGINE = str(Path(minivllm_engine.__file__).parent)

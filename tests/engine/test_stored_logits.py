@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minivllm_engine.errors import ConfigError
-from minivllm_engine.stored_logits import compare_logits
+from minivllm_engine.conversion.stored_logits import compare_logits
+from minivllm_engine.core.errors import ConfigError
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 from support.transformers_oracle import TransformersOracle
 

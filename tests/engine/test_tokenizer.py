@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_engine.checkpoint_index import resolve_model
-from minivllm_engine.errors import CheckpointError, RequestError
-from minivllm_engine.tokenizer import Tokenizer
+from minivllm_engine.checkpoint.index import resolve_model
+from minivllm_engine.core.errors import CheckpointError, RequestError
+from minivllm_engine.text.tokenizer import Tokenizer
 from support.byte_tokenizer import byte_tokenizer, write_byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("refusals_are_whole")
@@ -24,8 +24,8 @@ def demo() -> Tokenizer:
 
 def test_g11_ids_equal_those_of_the_raw_library_and_no_warning_is_printed() -> None:
     script = (
-        "import sys, tokenizers; from minivllm_engine.checkpoint_index import resolve_model;"
-        "from minivllm_engine.tokenizer import Tokenizer; p = resolve_model('demo');"
+        "import sys, tokenizers; from minivllm_engine.checkpoint.index import resolve_model;"
+        "from minivllm_engine.text.tokenizer import Tokenizer; p = resolve_model('demo');"
         f"t = {MIXED!r}; raw = tokenizers.Tokenizer.from_file(str(p / 'tokenizer.json'));"
         "assert Tokenizer.from_dir(p).encode(t) == raw.encode(t, add_special_tokens=False).ids;"
         "assert 'torch' not in sys.modules"

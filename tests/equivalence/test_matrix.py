@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.core.outputs import RequestOutput
 from support.oracle import Oracle, OracleAnswer, agrees
 from support.poison import poison_free_memory
 

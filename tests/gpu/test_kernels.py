@@ -8,10 +8,11 @@ import warnings
 import pytest
 import torch
 
-from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_input import AwaitedTokens
-from minivllm_engine.model_shapes import shape_config
+from minivllm_engine.checkpoint.random_weights import RandomWeights
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.model_config.shapes import shape_config
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.attention.reference import KVShape
@@ -23,12 +24,11 @@ from minivllm_engine.ops.sampling import reference as sampling_reference
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch import triton
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
-from minivllm_engine.random_weights import RandomWeights
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.static_decode import StaticDecode
-from minivllm_engine.weights import fill_weights
+from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.runner.weights import fill_weights
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.tensors.cache_pool import CachePool
+from minivllm_engine.tensors.model_input import AwaitedTokens
 from support.kernel_checks import (
     attention,
     causal_conv,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm_engine.config import EngineOptions
+from minivllm_engine.core.config import EngineOptions
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import Operations

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minivllm_engine.cuda_graph_runner import CudaGraphRunner
+from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
 from support.device_engine import GIB, Rig
 from support.engine_checks import greedy_params
 from support.on_card import needs_card

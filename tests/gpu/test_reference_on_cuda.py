@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.checkpoint_index import CheckpointIndex
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.device_memory import DeviceMemory
-from minivllm_engine.memory_plan import plan_memory
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_runner import ModelRunner
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.checkpoint.index import CheckpointIndex
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
+from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.plan import plan_memory
+from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.ops.reference_backend import REFERENCE
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import ResolvedSampling
-from minivllm_engine.scheduler import Scheduler
+from minivllm_engine.runner.model_runner import ModelRunner
+from minivllm_engine.scheduling.scheduler import Scheduler
 
 pytestmark = [
     pytest.mark.cuda,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from minivllm_engine.sampler import SamplingRow, draw, sample
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.runner.sampler import SamplingRow, draw, sample
 
 pytestmark = [
     pytest.mark.cuda,

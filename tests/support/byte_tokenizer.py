@@ -6,7 +6,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from minivllm_engine.tokenizer import Tokenizer
+from minivllm_engine.text.tokenizer import Tokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>")

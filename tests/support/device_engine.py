@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from minivllm_engine import LLM, EngineConfig
-from minivllm_engine.config import EngineOptions
-from minivllm_engine.device_choice import choose_device
-from minivllm_engine.device_memory import DeviceMemory
-from minivllm_engine.memory_sizes import graph_sizes
+from minivllm_engine.core.config import EngineOptions
+from minivllm_engine.memory.device_choice import choose_device
+from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.sizes import graph_sizes
 from minivllm_engine.ops.operations import Operations
 from support.poison import NAN
 
@@ -89,15 +89,17 @@ def share_of_card(num_bytes: int) -> Iterator[None]:
         return replace(choose_device(options), total=num_bytes, processes=(), reserved=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minivllm_engine.prepare.choose_device", choose)
-        patch.setattr("minivllm_engine.random_model.choose_device", choose)
+        patch.setattr("minivllm_engine.engine.prepare.choose_device", choose)
+        patch.setattr("minivllm_engine.engine.random_model.choose_device", choose)
         yield
 
 
 @contextmanager
 def _computing_with(operations: Operations) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minivllm_engine.model_runner.choose_operations", lambda *_: operations)
+        patch.setattr(
+            "minivllm_engine.runner.model_runner.choose_operations", lambda *_: operations
+        )
         yield
 
 

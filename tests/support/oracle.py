@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.request_output import CompletionOutput
+from minivllm_engine.core.outputs import CompletionOutput
 
 # Matrix products over other numbers of rows differ in the last bits. Where the oracle's two best
 # logits lie closer than this, either token is right.

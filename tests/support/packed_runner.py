@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.checkpoint import load_weights
-from minivllm_engine.checkpoint_index import CheckpointIndex
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_input import ModelInput
+from minivllm_engine.checkpoint.index import CheckpointIndex
+from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.operations import Operations
 from minivllm_engine.ops.reference_backend import REFERENCE
+from minivllm_engine.runner.load_checkpoint import load_weights
+from minivllm_engine.tensors.cache_pool import CachePool
+from minivllm_engine.tensors.model_input import ModelInput
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from minivllm_cli.problems import CliError
-from minivllm_engine.errors import CheckpointError, ConfigError, ConversionError, EngineError
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.errors import CheckpointError, ConfigError, ConversionError, EngineError
 
 _CHECKED = (CheckpointError, ConversionError, ConfigError)
 

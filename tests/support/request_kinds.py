@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.core.outputs import RequestOutput
 
 VOCAB = 320  # of the tiny model
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from minivllm_engine.block_manager import BlockManager
-from minivllm_engine.deltanet_state import DeltaNetStateManager
-from minivllm_engine.prefix_cache import PrefixCache
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import ResolvedSampling
-from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.scheduler import Scheduler
+from minivllm_engine.cache.block_manager import BlockManager
+from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduling.scheduler import Scheduler
 
 BROKEN = "written by a step that failed"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops import reference_backend as reference
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.gated_delta.plan import SlotPlan
 from minivllm_engine.ops.operations import AttentionOperations, Decodes, DeltaRule, Operations
 from minivllm_engine.ops.sampling.reference import greedy
+from minivllm_engine.tensors.model_input import ModelInput
 
 
 @dataclass(frozen=True)

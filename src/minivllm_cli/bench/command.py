@@ -4,8 +4,8 @@ import typer
 
 from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.console import print_result
-from minivllm_cli.options import EngineFlags, ModelArgument
+from minivllm_cli.config.flags import EngineFlags, ModelArgument
+from minivllm_cli.console.streams import print_result
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
             return run_compare(run, flags, output)
         from minivllm_cli.bench.session import run_bench
-        from minivllm_cli.typed_options import remedies_as_typed
+        from minivllm_cli.config.typed_options import remedies_as_typed
 
         with remedies_as_typed(settings):
             return run_bench(run, settings, flags)

@@ -14,11 +14,11 @@ from minivllm_cli.bench.figures import FEWEST, interval_of_change
 from minivllm_cli.bench.flags import BenchFlags, Format
 from minivllm_cli.bench.saved import METRICS, SavedRow, SavedRun, more_repetitions, read_run
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import print_result
-from minivllm_cli.generate.strict_json import dump_line
-from minivllm_cli.problems import CliError, ExitCode, Problem
-from minivllm_engine.printable import listed
-from minivllm_engine.units import count_text, parse_fraction
+from minivllm_cli.console.streams import print_result
+from minivllm_cli.errors import CliError, ExitCode, Problem
+from minivllm_engine.core.escape import listed
+from minivllm_engine.core.units import count_text, parse_fraction
+from minivllm_engine.protocol.strict_json import dump_line
 
 _HIGHER_IS_FASTER = ("tok_s",)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm_cli.bench.table import number
-from minivllm_cli.console import strip_controls
-from minivllm_engine.printable import printable
+from minivllm_cli.console.streams import strip_controls
+from minivllm_engine.core.escape import printable
 
 _LABELS = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests", "depth": "depth"}
 

@@ -4,14 +4,14 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli.env_command import environment
-from minivllm_cli.print_config import render_config_json
-from minivllm_cli.settings import Settings
-from minivllm_engine.units import count_text
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.config.show import render_config_json
+from minivllm_cli.versions import environment
+from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
-    from minivllm_engine.load_report import LoadReport
-    from minivllm_engine.prepare import PreparedModel
+    from minivllm_engine.core.load_report import LoadReport
+    from minivllm_engine.engine.prepare import PreparedModel
 
 
 class ResultDocument:

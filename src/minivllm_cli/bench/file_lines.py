@@ -3,18 +3,18 @@
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from minivllm_cli.batch.prompts import PromptBuilder
 from minivllm_cli.bench.requests import BenchRequest
-from minivllm_cli.console import Console
-from minivllm_cli.generate.input_file import InputFile
-from minivllm_cli.generate.line_parser import LineParser
-from minivllm_cli.generate.line_types import BadLine
-from minivllm_cli.generate.prompts import PromptBuilder
-from minivllm_cli.problems import CliError, Problem
-from minivllm_cli.settings import Settings
-from minivllm_engine.errors import RequestError
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import Console
+from minivllm_cli.errors import CliError, Problem
+from minivllm_cli.files.input_file import InputFile
+from minivllm_engine.core.errors import RequestError
+from minivllm_engine.protocol.line_parser import LineParser
+from minivllm_engine.protocol.lines import BadLine
 
 if TYPE_CHECKING:
-    from minivllm_engine.tokenizer import Tokenizer
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 
 def read_lines(

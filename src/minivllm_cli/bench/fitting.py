@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli.bench.sampling import decode_spare
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.settings import Settings
-from minivllm_engine.units import count_text
+from minivllm_cli.config.settings import Settings
+from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
-    from minivllm_engine.memory_plan import MemoryPlan
+    from minivllm_engine.memory.plan import MemoryPlan
 
 # What a step computes where nothing is set, on a CPU; more on a GPU, where less is spare.
 _STEP_TOKENS = 2048

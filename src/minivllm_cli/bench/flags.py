@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from minivllm_cli.options import CacheDumpOption, OptionGroup
-from minivllm_cli.problems import CliError
-from minivllm_engine.model_shapes import SHAPES
+from minivllm_cli.config.flags import CacheDumpOption, OptionGroup
+from minivllm_cli.errors import CliError
+from minivllm_engine.model_config.shapes import SHAPES
 
 
 class Format(StrEnum):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
 from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.requests import BenchRequest, Repetition, make_repetition
 from minivllm_cli.bench.row import Measured

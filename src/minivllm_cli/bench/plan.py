@@ -4,22 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
 from minivllm_cli.bench.arm import EAGER, GRAPH, Arm, arms_of
 from minivllm_cli.bench.fitting import Misfit, misfit, sized
 from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.bench.measuring import Times
-from minivllm_cli.bench.options import SHAPING
 from minivllm_cli.bench.smaller_rows import TooLarge
 from minivllm_cli.bench.uses import check_uses
 from minivllm_cli.bench.workload import USES, Workload, own_workloads, suite_workloads
-from minivllm_cli.console import Console
-from minivllm_cli.problems import CliError
-from minivllm_cli.settings import Settings
-from minivllm_engine.errors import CapacityError, ConfigError
+from minivllm_cli.config.bench_options import SHAPING
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import Console
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
-    from minivllm_engine.prepare import PreparedModel
+    from minivllm_engine.engine.prepare import PreparedModel
 
 _QUICK_REPS = 3
 # Workloads to propose, the one that is wanted most often first.

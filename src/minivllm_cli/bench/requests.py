@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minivllm_cli.bench.lists import Length
 from minivllm_cli.bench.workload import Workload
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_cli.config.number_lists import Length
+from minivllm_engine.core.sampling_params import SamplingParams
 
 # Every choice made, so that no generation config adds a penalty: argmax, and no end but the length.
 _GREEDY = SamplingParams(

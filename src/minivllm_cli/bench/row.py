@@ -9,8 +9,8 @@ from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.figures import describe, outliers, spread
 from minivllm_cli.bench.sampling import Sample
 from minivllm_cli.bench.workload import Workload
-from minivllm_engine.decode_limit import decode_step_bytes
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.memory.roofline import decode_step_bytes
+from minivllm_engine.model_config.config import ModelConfig
 
 _MS = 1000.0
 _MOST_HITS = 0.01

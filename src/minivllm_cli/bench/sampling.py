@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.requests import BenchRequest, Repetition
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.problems import EngineDied
-from minivllm_engine.request_output import RequestOutput
+from minivllm_cli.errors import EngineDied
+from minivllm_engine.core.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

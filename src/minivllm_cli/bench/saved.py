@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from minivllm_cli.bench.lists import read_lengths
 from minivllm_cli.bench.workload import IDENTITY
-from minivllm_cli.generate.strict_json import BadJson, parse_object
-from minivllm_cli.problems import CliError
-from minivllm_engine.printable import printable
+from minivllm_cli.config.number_lists import read_lengths
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.escape import printable
+from minivllm_engine.protocol.strict_json import BadJson, parse_object
 
 _MOST_BYTES = 256 << 20
 _Finite = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.batch.verify import Verifier, VerifyCounts, verify_document, verify_text
 from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.document import ResultDocument
 from minivllm_cli.bench.file_lines import read_lines
@@ -22,18 +23,17 @@ from minivllm_cli.bench.uses import check_lines
 from minivllm_cli.bench.verifying import verify_workload
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.bench.writer import ResultWriter
+from minivllm_cli.cache_dump.watch import cache_watch
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import claim_stdout
-from minivllm_cli.generate.fingerprint import model_hash
-from minivllm_cli.generate.output_target import check_side_file
-from minivllm_cli.generate.strict_json import dump_line
-from minivllm_cli.generate.verify import Verifier, VerifyCounts, verify_document, verify_text
-from minivllm_cli.inspect_cache.watch import cache_watch
-from minivllm_cli.problems import CliError, ExitCode, OutputFailed, Problem
-from minivllm_cli.progress import Progress, loading_progress, make_reporter
-from minivllm_cli.settings import Settings
-from minivllm_cli.whole_file import write_whole
-from minivllm_engine.units import count_text
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.progress import Progress, loading_progress, make_reporter
+from minivllm_cli.console.streams import claim_stdout
+from minivllm_cli.errors import CliError, ExitCode, OutputFailed, Problem
+from minivllm_cli.files.atomic_file import write_whole
+from minivllm_cli.files.fingerprint import model_hash
+from minivllm_cli.files.output_target import check_side_file
+from minivllm_engine.core.units import count_text
+from minivllm_engine.protocol.strict_json import dump_line
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -267,7 +267,7 @@ def _model(plan: BenchPlan, flags: BenchFlags) -> dict[str, str]:
             "name": name if name == "demo" else Path(name).resolve().name,
             "hash": model_hash(prepared.path),
         }
-    from minivllm_engine.model_shapes import shape_config
+    from minivllm_engine.model_config.shapes import shape_config
 
     content = json.dumps([shape_config(str(flags.shape)), "random"], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()

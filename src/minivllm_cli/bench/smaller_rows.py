@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from minivllm_cli.bench.fitting import Misfit, misfit, row_name, sized
-from minivllm_cli.bench.lists import Length
 from minivllm_cli.bench.workload import USES, Workload
-from minivllm_cli.engine_factory import Planner
-from minivllm_cli.problems import CliError, ExitCode
-from minivllm_cli.settings import Settings
-from minivllm_cli.typed_options import option
-from minivllm_engine.errors import ConfigError
-from minivllm_engine.memory_fit import Fit, largest
-from minivllm_engine.units import count_text, format_size
+from minivllm_cli.config.number_lists import Length
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.config.typed_options import option
+from minivllm_cli.engine import Planner
+from minivllm_cli.errors import CliError, ExitCode
+from minivllm_engine.core.errors import ConfigError
+from minivllm_engine.core.units import count_text, format_size
+from minivllm_engine.memory.fit import Fit, largest
 
 
 class DoesNotFit(CliError):

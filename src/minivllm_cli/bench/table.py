@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minivllm_cli.bench.document import device_title
-from minivllm_engine.units import count_text, format_size
+from minivllm_engine.core.units import count_text, format_size
 
 _Cell = Callable[[dict[str, Any]], str]
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.fitting import misfit
 from minivllm_cli.bench.flags import BenchFlags
-from minivllm_cli.bench.options import SHAPING
 from minivllm_cli.bench.requests import BenchRequest
 from minivllm_cli.bench.smaller_rows import option_text
 from minivllm_cli.bench.workload import Workload, own_workloads
-from minivllm_cli.problems import CliError
-from minivllm_cli.settings import Settings
-from minivllm_engine.grid import boundary_grid
-from minivllm_engine.units import count_text
+from minivllm_cli.config.bench_options import SHAPING
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
-    from minivllm_engine.prepare import PreparedModel
+    from minivllm_engine.engine.prepare import PreparedModel
 
 Cases = Sequence[tuple[Workload, tuple[Arm, ...]]]
 

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from minivllm_cli.batch.prompts import BuiltPrompt
+from minivllm_cli.batch.verify import Verifier
 from minivllm_cli.bench.requests import BenchRequest, Repetition
 from minivllm_cli.bench.sampling import BetweenSteps
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.generate.line_types import Job, RequestLine
-from minivllm_cli.generate.prompts import BuiltPrompt
-from minivllm_cli.generate.verify import Verifier
-from minivllm_cli.problems import EngineDied
+from minivllm_cli.errors import EngineDied
+from minivllm_engine.protocol.lines import Job, RequestLine
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from minivllm_cli.bench.lists import Length, as_length
-from minivllm_cli.bench.options import JSONL, BenchOptions
-from minivllm_cli.problems import CliError
+from minivllm_cli.config.bench_options import JSONL, BenchOptions
+from minivllm_cli.config.number_lists import Length, as_length
+from minivllm_cli.errors import CliError
 
 Kind = Literal["prefill", "decode", "mixed", "prefix", "jsonl", "stages"]
 

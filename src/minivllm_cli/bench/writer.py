@@ -7,8 +7,8 @@ from minivllm_cli.bench.flags import Format
 from minivllm_cli.bench.formats import csv_head, csv_line, md_head, md_line
 from minivllm_cli.bench.table import RowTable, graphs_line, head_lines, pair_line
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.console import Console, Results
-from minivllm_cli.generate.strict_json import dump_line
+from minivllm_cli.console.streams import Console, Results
+from minivllm_engine.protocol.strict_json import dump_line
 
 
 class ResultWriter:

@@ -5,9 +5,9 @@ from typing import Literal
 
 from minivllm_cli.chat.statistics import thought_line
 from minivllm_cli.chat.word_wrap import Columns, StreamedWords
-from minivllm_cli.console import Console, Results, strip_controls
-from minivllm_cli.progress import prefill_text
-from minivllm_engine.request_output import RequestOutput
+from minivllm_cli.console.progress import prefill_text
+from minivllm_cli.console.streams import Console, Results, strip_controls
+from minivllm_engine.core.outputs import RequestOutput
 
 ThinkingDisplay = Literal["show", "fold", "hide"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minivllm_engine.errors import EngineError
-from minivllm_engine.request_output import RequestOutput
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.outputs import RequestOutput
+from minivllm_engine.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

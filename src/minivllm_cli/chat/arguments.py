@@ -1,6 +1,6 @@
 """Arguments of slash commands."""
 
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 
 def no_argument(command: str, argument: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.options import (
+from minivllm_cli.config.flags import (
     CacheDumpOption,
     EngineFlags,
     ModelArgument,
@@ -17,11 +17,11 @@ from minivllm_cli.options import (
     SamplingFlags,
     ThinkFlags,
 )
-from minivllm_cli.problems import CliError, ExitCode
+from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.startup import configure
 
 if TYPE_CHECKING:
-    from minivllm_cli.settings import Settings
+    from minivllm_cli.config.settings import Settings
 
 _CHAT = "Chat"
 
@@ -111,7 +111,7 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
         raise CliError("--load and --resume exclude each other: both bring a chat")
     from minivllm_cli.chat.opening import open_chat, run_piped, run_repl
     from minivllm_cli.chat.piped import read_question
-    from minivllm_cli.typed_options import remedies_as_typed
+    from minivllm_cli.config.typed_options import remedies_as_typed
 
     run.interrupts.activity = "reading stdin"
     question = None if interactive else read_question()

@@ -9,7 +9,7 @@ from minivllm_cli.chat import file_commands, settings_commands, show_commands, t
 from minivllm_cli.chat.arguments import no_argument
 from minivllm_cli.chat.leaving import LeaveChat
 from minivllm_cli.chat.session import SAMPLING_KEYS
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from minivllm_cli.chat.prompts import Template
 from minivllm_cli.chat.transcript import Transcript
-from minivllm_engine.errors import RequestError
+from minivllm_engine.core.errors import RequestError
 
 _ROUND_TO = 1024
 

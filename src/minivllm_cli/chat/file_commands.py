@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from minivllm_cli.chat.restore import restore
 from minivllm_cli.chat.saved_chat import WRITABLE, load_chat, save_chat
 from minivllm_cli.chat.turn_commands import so_far_is_kept, turns
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl

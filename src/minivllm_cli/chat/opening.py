@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.cache_dump.watch import cache_watch
 from minivllm_cli.chat.failures import attach_transcript
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.piped import answer_once
-from minivllm_cli.chat.prompts import switches_thinking
 from minivllm_cli.chat.restore import check_saved_settings, restore
 from minivllm_cli.chat.saved_chat import SavedChat, load_chat
 from minivllm_cli.chat.screen import Screen
@@ -21,21 +21,21 @@ from minivllm_cli.chat.transcript_file import TranscriptFile
 from minivllm_cli.chat.turn_commands import turns
 from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.command import Invocation
-from minivllm_cli.config_file import Entry
-from minivllm_cli.console import Console, claim_stdout, wants_colour
+from minivllm_cli.config.config_file import Entry
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.progress import Progress, make_reporter
+from minivllm_cli.console.streams import Console, claim_stdout, wants_colour
 from minivllm_cli.crash import state_dir
-from minivllm_cli.generate.fingerprint import fingerprint_parts
-from minivllm_cli.generate.output_target import check_side_file
-from minivllm_cli.inspect_cache.watch import cache_watch
-from minivllm_cli.problems import CliError, ExitCode
-from minivllm_cli.progress import Progress, make_reporter
-from minivllm_cli.settings import Settings
-from minivllm_engine.errors import EngineError
+from minivllm_cli.errors import CliError, ExitCode
+from minivllm_cli.files.fingerprint import fingerprint_parts
+from minivllm_cli.files.output_target import check_side_file
+from minivllm_engine.core.errors import EngineError
+from minivllm_engine.text.chat_template import switches_thinking
 
 if TYPE_CHECKING:
+    from minivllm_engine.engine.prepare import PreparedModel
     from minivllm_engine.llm import LLM
-    from minivllm_engine.prepare import PreparedModel
-    from minivllm_engine.tokenizer import Tokenizer
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 _QUIET_LOAD_SECONDS = 1.0
 

@@ -6,9 +6,9 @@ from minivllm_cli.chat.answering import StopFlag
 from minivllm_cli.chat.failures import attach_transcript
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat
-from minivllm_cli.problems import CliError, ExitCode, problems_of
-from minivllm_cli.signals import Interrupts
-from minivllm_engine.errors import EngineError
+from minivllm_cli.console.signals import Interrupts
+from minivllm_cli.errors import CliError, ExitCode, problems_of
+from minivllm_engine.core.errors import EngineError
 
 
 def read_question() -> str:

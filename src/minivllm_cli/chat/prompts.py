@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
-from minivllm_engine.errors import RequestError
+from minivllm_engine.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from minivllm_engine.tokenizer import Tokenizer
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 _PROBE = "thinking-probe"
 
@@ -60,11 +60,6 @@ class Template:
         elif answer.reasoning and not prompt.rstrip().endswith("</think>"):
             prompt += f"<think>\n{answer.reasoning}\n</think>\n\n"
         return prompt + answer.content
-
-
-def switches_thinking(tokenizer: "Tokenizer") -> bool:
-    """Does the chat template look at `enable_thinking`?"""
-    return "enable_thinking" in (tokenizer.chat_template or "")
 
 
 def way_to_keep_thinking(tokenizer: "Tokenizer") -> tuple[ThinkingInHistory, dict[str, Any]] | None:

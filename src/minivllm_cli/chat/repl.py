@@ -19,10 +19,10 @@ from minivllm_cli.chat.session import Chat, stopped_before_it_began
 from minivllm_cli.chat.terminal import keys_held_back
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
-from minivllm_cli.problems import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
-from minivllm_cli.signals import Interrupts
-from minivllm_engine.errors import EngineError
-from minivllm_engine.request_output import RequestOutput
+from minivllm_cli.console.signals import Interrupts
+from minivllm_cli.errors import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
+from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.outputs import RequestOutput
 
 LEAVE_SECONDS = 2.0
 _STOP_SECONDS = 1.0

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from minivllm_cli.chat.prompts import switches_thinking, way_to_keep_thinking
+from minivllm_cli.chat.prompts import way_to_keep_thinking
 from minivllm_cli.chat.saved_chat import SavedChat
 from minivllm_cli.chat.session import SAMPLING_KEYS, Chat
-from minivllm_cli.problems import CliError
-from minivllm_cli.sections import check_value
-from minivllm_cli.yaml_reading import dump_value
+from minivllm_cli.config.schema import check_value
+from minivllm_cli.config.yaml import dump_value
+from minivllm_cli.errors import CliError
+from minivllm_engine.text.chat_template import switches_thinking
 
 
 def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list[str]:

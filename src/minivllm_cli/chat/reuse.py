@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from minivllm_engine.grid import boundary_grid
-from minivllm_engine.request_output import Divergence, Usage
-from minivllm_engine.units import count_text
+from minivllm_engine.core.outputs import Divergence, Usage
+from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
-    from minivllm_engine.tokenizer import Tokenizer
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 
 def recompute_text(total: int, state_at: int) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minivllm_cli.chat.transcript import Message, Transcript
-from minivllm_cli.generate.strict_json import BadJson, dump_line, encode_text, parse_object
-from minivllm_cli.problems import CliError
-from minivllm_cli.whole_file import write_whole
-from minivllm_cli.yaml_reading import dump_value
+from minivllm_cli.config.yaml import dump_value
+from minivllm_cli.errors import CliError
+from minivllm_cli.files.atomic_file import write_whole
+from minivllm_engine.protocol.strict_json import BadJson, dump_line, encode_text, parse_object
 
 SCHEMA_VERSION = 1
 WRITABLE = (".json", ".jsonl", ".md")

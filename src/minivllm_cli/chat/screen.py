@@ -3,8 +3,8 @@
 from minivllm_cli.chat.answer_view import AnswerView, ThinkingDisplay
 from minivllm_cli.chat.statistics import context_used, context_warning, statistics_line
 from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
-from minivllm_cli.console import Console, Results
-from minivllm_engine.request_output import RequestOutput
+from minivllm_cli.console.streams import Console, Results
+from minivllm_engine.core.outputs import RequestOutput
 
 
 class Screen:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
 from minivllm_cli.chat.answering import Listener, StopFlag, stream_answer
 from minivllm_cli.chat.context_limit import ContextLimit
 from minivllm_cli.chat.prompts import Template, way_to_keep_thinking
@@ -16,17 +16,17 @@ from minivllm_cli.chat.saved_chat import SavedChat
 from minivllm_cli.chat.statistics import saved_figures
 from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
 from minivllm_cli.chat.transcript_file import TranscriptFile
-from minivllm_cli.config_file import Entry
-from minivllm_cli.settings import Settings
-from minivllm_cli.typed_options import option
-from minivllm_engine.config import SamplingOptions
-from minivllm_engine.errors import EngineError
-from minivllm_engine.request_output import RequestOutput
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_cli.config.config_file import Entry
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.config.typed_options import option
+from minivllm_engine.core.config import SamplingOptions
+from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.outputs import RequestOutput
+from minivllm_engine.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from minivllm_engine.device_memory import DeviceMemory
     from minivllm_engine.llm import LLM
+    from minivllm_engine.memory.device_memory import DeviceMemory
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
 _SEED_RANGE = 2**31

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import yaml
 
 from minivllm_cli.chat.arguments import no_argument, whole_number
-from minivllm_cli.chat.prompts import switches_thinking, way_to_keep_thinking
+from minivllm_cli.chat.prompts import way_to_keep_thinking
 from minivllm_cli.chat.session import SAMPLING_KEYS
-from minivllm_cli.print_config import shown_value
-from minivllm_cli.problems import CliError
-from minivllm_cli.sections import check_value
-from minivllm_cli.yaml_reading import parse_value
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_cli.config.schema import check_value
+from minivllm_cli.config.show import shown_value
+from minivllm_cli.config.yaml import parse_value
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.text.chat_template import switches_thinking
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl

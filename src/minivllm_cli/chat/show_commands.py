@@ -12,10 +12,10 @@ from minivllm_cli.chat.session import SAMPLING_KEYS, Chat
 from minivllm_cli.chat.settings_commands import describe_thinking
 from minivllm_cli.chat.statistics import reuse_text, statistics_line
 from minivllm_cli.chat.transcript import Transcript
-from minivllm_cli.print_config import describe_source, shown_value
-from minivllm_cli.problems import CliError
-from minivllm_engine.grid import boundary_grid
-from minivllm_engine.units import count_text, format_size
+from minivllm_cli.config.show import describe_source, shown_value
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.units import count_text, format_size
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl
@@ -146,7 +146,7 @@ def _cache(repl: "Repl") -> str:
 
 
 def _memory(repl: "Repl") -> str:
-    from minivllm_engine.memory_plan import kv_bytes_per_token, slot_bytes
+    from minivllm_engine.memory.plan import kv_bytes_per_token, slot_bytes
 
     chat = repl.chat
     stats, model = chat.llm.stats(), chat.llm.model_config

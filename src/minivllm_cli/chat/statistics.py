@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.core.outputs import RequestOutput
 
 CONTEXT_WARNING_SHARE = 0.8
 

@@ -16,8 +16,8 @@ from minivllm_cli.chat.saved_chat import (
     message_row,
     message_rows,
 )
-from minivllm_cli.generate.strict_json import dump_line
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
+from minivllm_engine.protocol.strict_json import dump_line
 
 
 class TranscriptFile:

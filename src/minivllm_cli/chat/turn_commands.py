@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from minivllm_cli.chat.arguments import no_argument, positive_number, whole_number
 from minivllm_cli.chat.prompt import PromptInterrupt
 from minivllm_cli.chat.transcript import Transcript
-from minivllm_cli.problems import CliError
-from minivllm_engine.units import count_text
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
     from minivllm_cli.chat.repl import Repl

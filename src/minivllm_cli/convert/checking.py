@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import claim_stdout, strip_controls
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import claim_stdout, strip_controls
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.planning import read_source
 from minivllm_cli.convert.progress import conversion_progress
-from minivllm_cli.problems import ExitCode, Problem
-from minivllm_cli.settings import Settings
-from minivllm_engine.printable import printable
-from minivllm_engine.units import count_text, format_size
+from minivllm_cli.errors import ExitCode, Problem
+from minivllm_engine.core.escape import printable
+from minivllm_engine.core.units import count_text, format_size
 
 if TYPE_CHECKING:
     from minivllm_engine.conversion import CheckReport

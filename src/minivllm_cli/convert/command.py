@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from minivllm_cli.command import Invocation, command
+from minivllm_cli.config.flags import DeviceOption
 from minivllm_cli.convert.flags import ConvertFlags, check_combination
-from minivllm_cli.options import DeviceOption
 
 
 def _path(text: str) -> Path:

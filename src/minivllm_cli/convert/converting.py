@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import claim_stdout
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.convert.flags import ConvertFlags, Verify
 from minivllm_cli.convert.logits import report_logits, verify_logits
 from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.convert.table import totals
-from minivllm_cli.problems import ExitCode
-from minivllm_cli.settings import Settings
+from minivllm_cli.errors import ExitCode
 from minivllm_engine.conversion import Cast, Plan, Report
-from minivllm_engine.units import count_text
+from minivllm_engine.core.units import count_text
 
 
 def convert_source(

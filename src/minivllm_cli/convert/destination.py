@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import strip_controls
+from minivllm_cli.console.streams import strip_controls
 from minivllm_cli.convert.flags import ConvertFlags
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 from minivllm_engine.conversion import Source
 from minivllm_engine.conversion.destination import Destination, is_filled
 from minivllm_engine.conversion.file_errors import destination_errors
-from minivllm_engine.units import count_text, format_size
+from minivllm_engine.core.units import count_text, format_size
 
 
 def check_destination(dst: Path, source: Source, flags: ConvertFlags) -> Destination:

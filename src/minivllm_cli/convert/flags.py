@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from minivllm_cli.options import OptionGroup
-from minivllm_cli.problems import CliError
+from minivllm_cli.config.flags import OptionGroup
+from minivllm_cli.errors import CliError
 
 
 class TargetDtype(StrEnum):

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.problems import CliError, ExitCode, Problem
+from minivllm_cli.errors import CliError, ExitCode, Problem
 from minivllm_engine.conversion import Plan, Report
-from minivllm_engine.units import count_text
+from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
-    from minivllm_engine.stored_logits import LogitsReport
+    from minivllm_engine.conversion.stored_logits import LogitsReport
 
 
 def check_logits_file(run: Invocation, file: Path, plan: Plan) -> None:
@@ -32,7 +32,7 @@ def check_logits_file(run: Invocation, file: Path, plan: Plan) -> None:
             hint="safetensors with input_ids [T] and the logits [N, vocab_size] of the last N tokens",
         )
     run.interrupts.activity = "looking at stored logits"
-    from minivllm_engine.stored_logits import check_stored_logits
+    from minivllm_engine.conversion.stored_logits import check_stored_logits
 
     check_stored_logits(file, plan.config["text_config"]["vocab_size"])
 
@@ -45,7 +45,7 @@ def verify_logits(run: Invocation, dst: Path, file: Path, report: Report) -> "Lo
     """
     run.interrupts.activity = "comparing logits"
     run.console.note(f"comparing logits with {file}")
-    from minivllm_engine.stored_logits import compare_logits
+    from minivllm_engine.conversion.stored_logits import compare_logits
 
     return compare_logits(dst, file, cast=bool(report.casts))
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import yaml
 
-from minivllm_cli.config_file import Place, compose, read_text
-from minivllm_cli.problems import CliError, Problem
+from minivllm_cli.config.config_file import Place, compose, read_text
+from minivllm_cli.errors import CliError, Problem
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_pair
-from minivllm_engine.printable import printable
+from minivllm_engine.core.escape import printable
 
 _STRING, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _FORM = "layers.*.attn.in_prj.weight: layers.*.linear_attn.in_proj_z.weight"

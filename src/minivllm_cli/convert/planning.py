@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import claim_stdout, strip_controls
+from minivllm_cli.console.streams import claim_stdout, strip_controls
 from minivllm_cli.convert.destination import check_destination
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.mapping_file import read_mapping
@@ -16,13 +16,13 @@ from minivllm_cli.convert.table import (
     totals,
     wrapped,
 )
-from minivllm_cli.problems import CliError, ExitCode, Problem
+from minivllm_cli.errors import CliError, ExitCode, Problem
 from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_source, plan_conversion
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.way_out import WayOut, reason, way_out
-from minivllm_engine.printable import printable
-from minivllm_engine.units import format_size, parse_size
+from minivllm_engine.core.escape import printable
+from minivllm_engine.core.units import format_size, parse_size
 
 # Characters of a step of `--explain`.
 _MOST = 1000

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.progress import Progress, RateMeter, Reporter, make_reporter
-from minivllm_cli.settings import Settings
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.progress import Progress, RateMeter, Reporter, make_reporter
 from minivllm_engine.conversion.report import Progress as EngineProgress
 
 _MIN_SECONDS = 0.5

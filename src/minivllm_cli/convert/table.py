@@ -9,8 +9,8 @@ from textwrap import wrap
 
 from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
 from minivllm_engine.conversion.problems import counted
-from minivllm_engine.printable import printable
-from minivllm_engine.units import count_text, format_size
+from minivllm_engine.core.escape import printable
+from minivllm_engine.core.units import count_text, format_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 import typer
 
+from minivllm_cli.batch.flags import GenerateFlags
 from minivllm_cli.command import Invocation, command
+from minivllm_cli.config.flags import EngineFlags, ModelArgument, SamplingFlags, ThinkFlags
 from minivllm_cli.generate.flag_checks import check_combination, check_thinking_flags
-from minivllm_cli.generate.flags import GenerateFlags
-from minivllm_cli.options import EngineFlags, ModelArgument, SamplingFlags, ThinkFlags
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +35,8 @@ def register(app: typer.Typer) -> None:
         if settings is None:
             return 0
         check_combination(flags)
-        from minivllm_cli.generate.overrides import Overrides
-        from minivllm_cli.typed_options import remedies_as_typed
+        from minivllm_cli.batch.overrides import Overrides
+        from minivllm_cli.config.typed_options import remedies_as_typed
 
         overrides = Overrides.read(flags, think)
         check_thinking_flags(flags, overrides.think)
@@ -45,6 +45,6 @@ def register(app: typer.Typer) -> None:
                 from minivllm_cli.generate.one_prompt import stream_prompt
 
                 return stream_prompt(run, settings, flags, overrides)
-            from minivllm_cli.generate.batch import run_batch
+            from minivllm_cli.batch.run import run_batch
 
             return run_batch(run, settings, flags, overrides)

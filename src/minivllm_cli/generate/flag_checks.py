@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from minivllm_cli.generate.flags import GenerateFlags, InputFormat, OutputFormat
-from minivllm_cli.problems import CliError
+from minivllm_cli.batch.flags import GenerateFlags, InputFormat, OutputFormat
+from minivllm_cli.errors import CliError
 
 
 def check_combination(flags: GenerateFlags) -> None:

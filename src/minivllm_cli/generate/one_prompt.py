@@ -4,28 +4,34 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.batch.flags import GenerateFlags
+from minivllm_cli.batch.overrides import Overrides, check_thinking
+from minivllm_cli.batch.prompts import PromptBuilder
+from minivllm_cli.batch.remedies import Remedies
+from minivllm_cli.batch.report import leave_summary, write_summary
+from minivllm_cli.batch.tally import Tally
+from minivllm_cli.cache_dump.watch import CacheWatch, cache_watch
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import Console, Results, claim_stdout, strip_controls
-from minivllm_cli.generate.flags import GenerateFlags
-from minivllm_cli.generate.line_parser import LineParser
-from minivllm_cli.generate.output_target import OutputTarget, check_side_file, check_summary
-from minivllm_cli.generate.overrides import Overrides, check_thinking
-from minivllm_cli.generate.prompts import PromptBuilder
-from minivllm_cli.generate.remedies import Remedies
-from minivllm_cli.generate.report import leave_summary, write_summary
-from minivllm_cli.generate.tally import Tally
-from minivllm_cli.inspect_cache.watch import CacheWatch, cache_watch
-from minivllm_cli.problems import ExitCode, Problem
-from minivllm_cli.progress import LONG_PROMPT, Progress, Reporter, loading_progress, make_reporter
-from minivllm_cli.settings import Settings
-from minivllm_engine.errors import RequestError
-from minivllm_engine.request_output import FinishReason, RequestOutput
-from minivllm_engine.units import count_text
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.progress import (
+    LONG_PROMPT,
+    Progress,
+    Reporter,
+    loading_progress,
+    make_reporter,
+)
+from minivllm_cli.console.streams import Console, Results, claim_stdout, strip_controls
+from minivllm_cli.errors import ExitCode, Problem
+from minivllm_cli.files.output_target import OutputTarget, check_side_file, check_summary
+from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.outputs import FinishReason, RequestOutput
+from minivllm_engine.core.units import count_text
+from minivllm_engine.protocol.line_parser import LineParser
 
 if TYPE_CHECKING:
+    from minivllm_engine.engine.prepare import PreparedModel
     from minivllm_engine.llm import LLM
-    from minivllm_engine.prepare import PreparedModel
 
 
 def stream_prompt(

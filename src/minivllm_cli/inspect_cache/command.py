@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from minivllm_cli.command import Invocation, command
+from minivllm_cli.config.flags import EngineFlags, OptionGroup
+from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache.solve import Solvable
 from minivllm_cli.inspect_cache.tree import (
     DEFAULT_LIMIT,
@@ -14,8 +16,6 @@ from minivllm_cli.inspect_cache.tree import (
     TreeOptions,
     check_filters,
 )
-from minivllm_cli.options import EngineFlags, OptionGroup
-from minivllm_cli.problems import CliError
 
 _PLAN, _RUN, _TREE = "Plan", "Run", "Tree (run, and dumps)"
 
@@ -189,7 +189,7 @@ def register(app: typer.Typer) -> None:
             from minivllm_cli.inspect_cache.dump_view import show_dump
 
             return show_dump(run, asked.dump, options, as_json=flags.json_)
-        from minivllm_cli.typed_options import remedies_as_typed
+        from minivllm_cli.config.typed_options import remedies_as_typed
 
         with remedies_as_typed(settings):
             if view == "run":

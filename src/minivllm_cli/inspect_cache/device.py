@@ -1,9 +1,9 @@
 """Which device a plan is made for: one of this machine, or one that is only named by its size."""
 
-from minivllm_cli.problems import CliError
-from minivllm_engine.device_memory import DeviceMemory, host_memory
-from minivllm_engine.nvidia_smi import device_of, first_gpu
-from minivllm_engine.units import format_size
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.units import format_size
+from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
+from minivllm_engine.memory.nvidia_smi import device_of, first_gpu
 
 
 def choose_device(kind: str, memory: int | None) -> DeviceMemory:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from minivllm_engine.request_output import MissReason
+from minivllm_engine.core.outputs import MissReason
 
 Count = Annotated[int, Field(ge=0, le=2**60)]
 Size = Annotated[int, Field(ge=-(2**60), le=2**60)]

@@ -6,13 +6,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import print_result
-from minivllm_cli.generate.strict_json import BadJson, parse_object
+from minivllm_cli.console.streams import print_result
+from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.inspect_cache.dump_schema import Document, as_document
 from minivllm_cli.inspect_cache.tree import TreeOptions
 from minivllm_cli.inspect_cache.view import show_document
-from minivllm_cli.problems import CliError, ExitCode
-from minivllm_engine.units import format_size
+from minivllm_engine.core.units import format_size
+from minivllm_engine.protocol.strict_json import BadJson, parse_object
 
 MOST_BYTES = 64 << 20
 _MAKES_ONE = "minivllm generate --input FILE --cache-dump DUMP writes one"

@@ -4,22 +4,22 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.cache_dump.document import plan_document
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import print_result
-from minivllm_cli.generate.fingerprint import model_hash
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.config.typed_options import as_typed
+from minivllm_cli.console.streams import print_result
+from minivllm_cli.errors import CliError
+from minivllm_cli.files.fingerprint import model_hash
 from minivllm_cli.inspect_cache.device import choose_device
-from minivllm_cli.inspect_cache.document import plan_document
 from minivllm_cli.inspect_cache.solve import Solution, solve, without
 from minivllm_cli.inspect_cache.table import render_table
-from minivllm_cli.problems import CliError
-from minivllm_cli.settings import Settings
-from minivllm_cli.typed_options import as_typed
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import DeviceMemory
-from minivllm_engine.memory_fit import Fit
-from minivllm_engine.memory_plan import plan_warnings, refusal, try_plan
-from minivllm_engine.units import parse_size
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.units import parse_size
+from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.fit import Fit
+from minivllm_engine.memory.plan import plan_warnings, refusal, try_plan
 
 if TYPE_CHECKING:
     from minivllm_cli.inspect_cache.command import InspectFlags

@@ -3,14 +3,14 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from minivllm_cli.problems import CliError
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.errors import CapacityError
-from minivllm_engine.load_report import LoadReport
-from minivllm_engine.memory_layout import MemoryPlan
-from minivllm_engine.memory_limits import Planner
-from minivllm_engine.memory_remedies import find_remedies
-from minivllm_engine.units import count_text, format_size
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import CapacityError
+from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.core.units import count_text, format_size
+from minivllm_engine.memory.layout import MemoryPlan
+from minivllm_engine.memory.limits import Planner
+from minivllm_engine.memory.remedies import find_remedies
 
 
 @dataclass(frozen=True, slots=True)

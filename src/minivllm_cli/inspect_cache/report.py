@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from minivllm_cli.inspect_cache.tree import WIDTH, TreeOptions, draw_tree
-from minivllm_engine.units import count_text
+from minivllm_engine.core.units import count_text
 
 _REASONS = {
     "new_prefix": "nothing in the cache goes on like this",

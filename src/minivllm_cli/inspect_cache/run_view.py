@@ -4,14 +4,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minivllm_cli.batch.checked_batch import check_batch
+from minivllm_cli.batch.flags import GenerateFlags
+from minivllm_cli.batch.overrides import Overrides
+from minivllm_cli.batch.report import report_end
+from minivllm_cli.batch.run import answer_jobs, scan_input
+from minivllm_cli.cache_dump.live_document import LiveDocument
+from minivllm_cli.cache_dump.watch import CacheWatch
 from minivllm_cli.command import Invocation
-from minivllm_cli.console import Results, claim_stdout
-from minivllm_cli.generate.batch import answer_jobs, scan_input
-from minivllm_cli.generate.checked_batch import check_batch
-from minivllm_cli.generate.flags import GenerateFlags
-from minivllm_cli.generate.overrides import Overrides
-from minivllm_cli.generate.report import report_end
-from minivllm_cli.inspect_cache.live_document import LiveDocument
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import Results, claim_stdout
 from minivllm_cli.inspect_cache.recalibration import (
     Recalibration,
     check_has_graphs,
@@ -19,9 +21,7 @@ from minivllm_cli.inspect_cache.recalibration import (
 )
 from minivllm_cli.inspect_cache.tree import TreeOptions
 from minivllm_cli.inspect_cache.view import render_document, show_document
-from minivllm_cli.inspect_cache.watch import CacheWatch
-from minivllm_cli.settings import Settings
-from minivllm_engine.errors import CapacityError
+from minivllm_engine.core.errors import CapacityError
 
 if TYPE_CHECKING:
     from minivllm_cli.inspect_cache.command import InspectFlags

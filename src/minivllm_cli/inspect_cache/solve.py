@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from minivllm_cli.engine_factory import ModelShape
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.memory_fit import Fit
-from minivllm_engine.memory_limits import (
+from minivllm_cli.engine import ModelShape
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.memory.fit import Fit
+from minivllm_engine.memory.limits import (
     Planner,
     largest_max_model_len,
     unlowered_max_num_seqs,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from minivllm_engine.units import count_text, format_size
+from minivllm_engine.core.units import count_text, format_size
 
 _NAMES = {"unused": "unused in budget"}
 _POOLS = {"state": "state slots", "kv": "KV blocks", "snapshots": "snapshots"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from minivllm_cli.problems import CliError
-from minivllm_engine.units import count_text
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.units import count_text
 
 WIDTH = 80
 DEFAULT_LIMIT = 20

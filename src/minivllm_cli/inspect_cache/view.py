@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from minivllm_cli.console import Console
-from minivllm_cli.generate.strict_json import dump_line
+from minivllm_cli.console.streams import Console
 from minivllm_cli.inspect_cache.report import render_report
 from minivllm_cli.inspect_cache.table import render_table
 from minivllm_cli.inspect_cache.tree import TreeOptions, select
+from minivllm_engine.protocol.strict_json import dump_line
 
 
 def render_document(document: dict[str, Any], options: TreeOptions) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 VIEWS = ("plan", "run")
 _USAGE = "minivllm inspect-cache [MODEL] [plan|run], or FILE"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from minivllm_engine.checkpoint_rules import Transform
+from minivllm_engine.checkpoint.rules import Transform
 from minivllm_engine.conversion.plan import Piece, Rows
 
 

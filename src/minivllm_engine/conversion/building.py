@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from minivllm_engine.checkpoint_mismatch import MANIFEST
+from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.conversion.destination import INDEX, STATE
 from minivllm_engine.conversion.durable import write_durably, write_json
 from minivllm_engine.conversion.hashing import sha256_of
@@ -21,9 +21,9 @@ from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Cast, ShardReport
 from minivllm_engine.conversion.verifying import Verifier, sample_of
 from minivllm_engine.conversion.writing import ShardWriter
-from minivllm_engine.errors import CheckpointError, ConversionError
-from minivllm_engine.printable import printable
-from minivllm_engine.units import format_size
+from minivllm_engine.core.errors import CheckpointError, ConversionError
+from minivllm_engine.core.escape import printable
+from minivllm_engine.core.units import format_size
 
 
 class TargetBuilder:

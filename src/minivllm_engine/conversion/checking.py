@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
-from minivllm_engine.checkpoint_mismatch import MANIFEST
+from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
+from minivllm_engine.checkpoint.mismatch import MANIFEST
+from minivllm_engine.checkpoint.shard_index import read_shard_index
 from minivllm_engine.conversion.building import index_content
 from minivllm_engine.conversion.destination import INDEX
 from minivllm_engine.conversion.file_errors import reading_errors
@@ -22,10 +23,9 @@ from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.conversion.verifying import Verifier
 from minivllm_engine.conversion.way_out import not_covered
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.generation_config import read_json_object
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.shard_index import read_shard_index
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.model_config.generation_config import read_json_object
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm_engine.config_reader import ConfigReader
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_families import refuse_foreign
-from minivllm_engine.printable import printable
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import printable
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.model_config.families import refuse_foreign
+from minivllm_engine.model_config.reader import ConfigReader
 
 # No reader of the family knows fp64 as the type of a model.
 _LONG_DTYPES = {"fp64": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -19,7 +19,7 @@ from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Cast, Progress, Report, ShardReport
 from minivllm_engine.conversion.threads import one_thread
 from minivllm_engine.conversion.way_out import not_covered
-from minivllm_engine.errors import CheckpointError, ConversionError
+from minivllm_engine.core.errors import CheckpointError, ConversionError
 
 
 @destination_errors()

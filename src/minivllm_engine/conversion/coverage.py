@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from minivllm_engine.checkpoint_mismatch import is_beyond, layers_of
-from minivllm_engine.checkpoint_names import HEAD, bare_name
-from minivllm_engine.checkpoint_rules import TensorRule
+from minivllm_engine.checkpoint.mismatch import is_beyond, layers_of
+from minivllm_engine.checkpoint.names import HEAD, bare_name
+from minivllm_engine.checkpoint.rules import TensorRule
 from minivllm_engine.conversion import remedies
 from minivllm_engine.conversion.conflicts import Conflicts, Run, gaps_of
 from minivllm_engine.conversion.fixes import Fix, joined
@@ -17,7 +17,7 @@ from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Piece, Problem
 from minivllm_engine.conversion.problems import filled_pattern, grouped, nearest, pattern_of
-from minivllm_engine.printable import listed, printable
+from minivllm_engine.core.escape import listed, printable
 
 
 class Coverage:

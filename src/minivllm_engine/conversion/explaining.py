@@ -4,14 +4,14 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.naming import name_tensors
 from minivllm_engine.conversion.plan import Piece, Plan, Rows, TargetTensor
 from minivllm_engine.conversion.styles import find_rule
 from minivllm_engine.conversion.targets import SHORT_DTYPES
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import listed, printable
-from minivllm_engine.safetensors_header import TensorEntry
-from minivllm_engine.units import count_text
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.units import count_text
 
 
 @dataclass(frozen=True, slots=True)

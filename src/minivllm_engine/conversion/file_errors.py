@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minivllm_engine.errors import CheckpointError, ConversionError
+from minivllm_engine.core.errors import CheckpointError, ConversionError
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Literal
 
 from minivllm_engine.conversion.options import ConvertOptions, Renames
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
-from minivllm_engine.printable import printable
-from minivllm_engine.units import count_text
+from minivllm_engine.core.escape import printable
+from minivllm_engine.core.units import count_text
 
 # Of a key that stands before a colon on its line, by the rules of YAML.
 _LONGEST_KEY = 1000

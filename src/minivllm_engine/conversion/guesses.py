@@ -4,15 +4,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from minivllm_engine.checkpoint_names import bare_name, skip_rule
-from minivllm_engine.checkpoint_rules import CANONICAL, FOREIGN, TensorRule
+from minivllm_engine.checkpoint.names import bare_name, skip_rule
+from minivllm_engine.checkpoint.rules import CANONICAL, FOREIGN, TensorRule
+from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES
 from minivllm_engine.conversion.fixes import Fix, source_pattern
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.patterns import placeholders
 from minivllm_engine.conversion.problems import nearest, pattern_of
 from minivllm_engine.conversion.styles import find_rule
-from minivllm_engine.safetensors_header import FLOAT_TYPES
 
 KNOWN_NAMES = {
     f"layers.*.{rule.tensor}" if rule.in_layer else rule.tensor: rule

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.plan import Plan
 from minivllm_engine.conversion.planning import heads_in_question, plan_with_own_head
 from minivllm_engine.conversion.progress import Callback, Counter
 from minivllm_engine.conversion.reading import TensorReader
-from minivllm_engine.safetensors_header import TensorEntry
 
 _CHUNK_BYTES = 1 << 26
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from minivllm_engine.checkpoint_names import expected_tensors
-from minivllm_engine.checkpoint_rules import (
+from minivllm_engine.checkpoint.names import expected_tensors
+from minivllm_engine.checkpoint.rules import (
     BLOCK_ROWS,
     CANONICAL,
     STYLE_TRANSFORMS,
@@ -12,7 +12,7 @@ from minivllm_engine.checkpoint_rules import (
     Transform,
 )
 from minivllm_engine.conversion.plan import Piece, Rows
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.model_config.config import ModelConfig
 
 _HOME = {block: rule for rule in CANONICAL for block in rule.blocks}
 

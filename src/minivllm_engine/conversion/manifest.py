@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine import __version__
-from minivllm_engine.checkpoint_mismatch import MANIFEST
+from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.conversion.destination import STATE, is_filled
 from minivllm_engine.conversion.durable import write_json
 from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import MAPPING, Plan, partial_path
 from minivllm_engine.conversion.report import Cast, ShardReport
-from minivllm_engine.errors import CheckpointError, ConfigError
-from minivllm_engine.generation_config import read_json_object
-from minivllm_engine.printable import printable
+from minivllm_engine.core.errors import CheckpointError, ConfigError
+from minivllm_engine.core.escape import printable
+from minivllm_engine.model_config.generation_config import read_json_object
 
 
 @dataclass(frozen=True, slots=True)

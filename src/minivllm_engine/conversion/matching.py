@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from minivllm_engine.checkpoint_rules import PROTECTED, TensorRule
+from minivllm_engine.checkpoint.rules import PROTECTED, TensorRule
 from minivllm_engine.conversion import remedies
 from minivllm_engine.conversion.coverage import Coverage, why_unmatched
 from minivllm_engine.conversion.layouts import Layouts
@@ -15,7 +15,7 @@ from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Dropped, Piece, Problem
 from minivllm_engine.conversion.problems import grouped
 from minivllm_engine.conversion.styles import find_rule
-from minivllm_engine.printable import printable
+from minivllm_engine.core.escape import printable
 
 
 @dataclass(frozen=True, slots=True)

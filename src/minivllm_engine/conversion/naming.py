@@ -5,15 +5,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from minivllm_engine.checkpoint_names import (
+from minivllm_engine.checkpoint.names import (
     BareName,
     skip_rule,
     split_layer,
     without_roots,
     without_wrappers,
 )
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.patterns import as_regex, filled
-from minivllm_engine.safetensors_header import TensorEntry
 
 # A mixer that holds one of these is a Gated DeltaNet.
 _LINEAR_PARTS = re.compile(r"mixer\.(in_proj\w*|A_log|conv1d)(\..+)?")

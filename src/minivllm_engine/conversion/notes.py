@@ -1,15 +1,15 @@
 """Sentences about a plan that a user should read."""
 
-from minivllm_engine.checkpoint_names import HEAD
+from minivllm_engine.checkpoint.names import HEAD
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import FUSED_DELTANET
-from minivllm_engine.model_families import unknown_model_type
-from minivllm_engine.printable import listed, printable
-from minivllm_engine.units import count_text
+from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.units import count_text
+from minivllm_engine.model_config.families import unknown_model_type
 
 
 def plan_notes(

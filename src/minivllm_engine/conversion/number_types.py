@@ -1,11 +1,11 @@
 """Number types of sources: which can be converted, and what the others are."""
 
+from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES
 from minivllm_engine.conversion.matching import Matching
 from minivllm_engine.conversion.source import Source
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import listed, printable
-from minivllm_engine.safetensors_header import FLOAT_TYPES
-from minivllm_engine.units import count_text
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.units import count_text
 
 _QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
-from minivllm_engine.errors import ConfigError
-from minivllm_engine.printable import printable
+from minivllm_engine.core.errors import ConfigError
+from minivllm_engine.core.escape import printable
 
 # Lines of a mapping: (source pattern, target pattern or None).
 Renames = tuple[tuple[str, str | None], ...]

@@ -3,8 +3,9 @@
 import shutil
 from pathlib import Path
 
-from minivllm_engine.checkpoint_mismatch import MANIFEST
-from minivllm_engine.checkpoint_names import EMBEDDING, HEAD
+from minivllm_engine.checkpoint.mismatch import MANIFEST
+from minivllm_engine.checkpoint.names import EMBEDDING, HEAD
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.config_content import adapt_config, target_config
 from minivllm_engine.conversion.fixes import Fix
 from minivllm_engine.conversion.layouts import Layouts
@@ -24,11 +25,10 @@ from minivllm_engine.conversion.targets import (
     split_shards,
     target_tensors,
 )
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.printable import listed
-from minivllm_engine.safetensors_header import TensorEntry
-from minivllm_engine.units import count_text
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import listed
+from minivllm_engine.core.units import count_text
+from minivllm_engine.model_config.config import ModelConfig
 
 # What Python, torch and the buffers of a conversion take beside the tensors at hand: measured 250 MiB.
 _BASE_MEMORY = 320 << 20

@@ -6,11 +6,11 @@ from types import TracebackType
 
 import torch
 
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.torch_file import load_torch_file
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import printable
-from minivllm_engine.safetensors_header import TensorEntry
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import printable
 
 TORCH_DTYPES = {
     "F64": torch.float64,

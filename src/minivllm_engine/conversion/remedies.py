@@ -3,12 +3,12 @@
 import re
 from dataclasses import replace
 
-from minivllm_engine.checkpoint_mismatch import BEYOND
-from minivllm_engine.checkpoint_names import EMBEDDING, HEAD
+from minivllm_engine.checkpoint.mismatch import BEYOND
+from minivllm_engine.checkpoint.names import EMBEDDING, HEAD
 from minivllm_engine.conversion.fixes import Fix, glob_of
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
-from minivllm_engine.printable import printable
+from minivllm_engine.core.escape import printable
 
 OTHER_CONFIG = "--model-config FILE with the config.json that was saved with these weights"
 ANOTHER_SOURCE = "a source that holds "

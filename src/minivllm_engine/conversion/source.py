@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from minivllm_engine.checkpoint_names import bare_name, refusal, skip_rule, without_wrappers
+from minivllm_engine.checkpoint.names import bare_name, refusal, skip_rule, without_wrappers
+from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
+from minivllm_engine.checkpoint.shard_index import ShardIndex
 from minivllm_engine.conversion.file_errors import reading_errors
 from minivllm_engine.conversion.source_files import (
     WeightFiles,
@@ -13,12 +15,10 @@ from minivllm_engine.conversion.source_files import (
     find_weights,
     side_files,
 )
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.generation_config import read_json_object
-from minivllm_engine.printable import printable
-from minivllm_engine.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
-from minivllm_engine.shard_index import ShardIndex
-from minivllm_engine.units import count_text
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import printable
+from minivllm_engine.core.units import count_text
+from minivllm_engine.model_config.generation_config import read_json_object
 
 _INDEX_REMEDY = "Copy the index and the shards again, from one place."
 _NO_INDEX = " Or remove the index: then all *.safetensors are read."

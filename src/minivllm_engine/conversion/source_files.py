@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import listed
-from minivllm_engine.safetensors_header import LFS_POINTER, git_lfs_pointer
-from minivllm_engine.shard_index import (
+from minivllm_engine.checkpoint.safetensors_header import LFS_POINTER, git_lfs_pointer
+from minivllm_engine.checkpoint.shard_index import (
     ShardIndex,
     check_shard_sets,
     read_shard_index,
     shard_set,
 )
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import listed
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _SINGLE, _SHARDED = "model.safetensors", "model.safetensors.index.json"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import listed, printable
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import listed, printable
 
 
 def key_text(key: object) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm_engine.checkpoint_rules import CANONICAL, FOREIGN, TensorRule
+from minivllm_engine.checkpoint.rules import CANONICAL, FOREIGN, TensorRule
 from minivllm_engine.conversion.fixes import Fix
 from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import printable
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import printable
 
 FUSED_DELTANET = frozenset(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"))
 _CONV = "linear_attn.conv1d.weight"

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minivllm_engine.checkpoint_names import without_wrappers
+from minivllm_engine.checkpoint.names import without_wrappers
 from minivllm_engine.conversion.matching import Match
 from minivllm_engine.conversion.plan import Dropped, Piece, Row, TargetTensor
 from minivllm_engine.conversion.problems import pattern_of

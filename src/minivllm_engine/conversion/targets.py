@@ -4,11 +4,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.matching import Match, is_protected
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Shard, TargetTensor, file_name
-from minivllm_engine.safetensors_header import FLOAT_TYPES
 
 # The short words of this project for the types of safetensors.
 SHORT_DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}

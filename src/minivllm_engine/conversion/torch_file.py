@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from minivllm_engine.checkpoint.safetensors_header import LFS_POINTER, TensorEntry, git_lfs_pointer
 from minivllm_engine.conversion.state_keys import (
     find_weights_key,
     key_option,
@@ -20,9 +21,8 @@ from minivllm_engine.conversion.state_keys import (
     level_of,
     walk,
 )
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.printable import listed, printable
-from minivllm_engine.safetensors_header import LFS_POINTER, TensorEntry, git_lfs_pointer
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import listed, printable
 
 # Keys under which trainers keep the weights, and those of averaged weights.
 CONTAINERS = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry, read_header
 from minivllm_engine.conversion.assembling import backward, view_rows
 from minivllm_engine.conversion.plan import Piece, Plan, Rows
 from minivllm_engine.conversion.problems import pattern_of
@@ -15,7 +16,6 @@ from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.report import Difference
 from minivllm_engine.conversion.targets import LONG_DTYPES
 from minivllm_engine.conversion.values import count_non_finite
-from minivllm_engine.safetensors_header import TensorEntry, read_header
 
 # Plain ranges of rows are compared in parts of about so many bytes.
 _CHUNK_BYTES = 1 << 26

@@ -8,9 +8,9 @@ from minivllm_engine.conversion.plan import Plan, Problem
 from minivllm_engine.conversion.planning import replanned
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.remedies import ANOTHER_SOURCE
-from minivllm_engine.errors import CheckpointError, ConversionError
-from minivllm_engine.printable import listed, printable
-from minivllm_engine.units import count_text
+from minivllm_engine.core.errors import CheckpointError, ConversionError
+from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.units import count_text
 
 # A fix may bring to light what another one mends; more than twice it is no way out.
 _ROUNDS = 4

@@ -22,9 +22,9 @@ from minivllm_engine.conversion.values import (
     largest_finite,
     max_relative_error,
 )
-from minivllm_engine.errors import ConversionError
-from minivllm_engine.printable import listed, printable
-from minivllm_engine.units import count_text
+from minivllm_engine.core.errors import ConversionError
+from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.units import count_text
 
 _SHOWN = 8
 

@@ -4,18 +4,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minivllm_engine.cache_pool import CachePool
-from minivllm_engine.layers.attention import GatedAttention
-from minivllm_engine.layers.gated_deltanet import GatedDeltaNet
-from minivllm_engine.layers.mlp import MLP
-from minivllm_engine.layers.norm import RMSNorm
-from minivllm_engine.layers.rotary import inverse_frequencies
-from minivllm_engine.layers.step_plan import StepPlan
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.model_input import ModelInput
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.models.layers.attention import GatedAttention
+from minivllm_engine.models.layers.gated_deltanet import GatedDeltaNet
+from minivllm_engine.models.layers.mlp import MLP
+from minivllm_engine.models.layers.norm import RMSNorm
+from minivllm_engine.models.layers.rotary import inverse_frequencies
+from minivllm_engine.models.layers.step_plan import StepPlan
 from minivllm_engine.ops.operations import Operations
 from minivllm_engine.ops.products import Products, Residual
 from minivllm_engine.ops.reference_backend import REFERENCE
+from minivllm_engine.tensors.cache_pool import CachePool
+from minivllm_engine.tensors.model_input import ModelInput
 
 
 class DecoderLayer(nn.Module):

@@ -2,8 +2,8 @@
 
 import torch
 
-from minivllm_engine.config import USE_CPU, EngineOptions
-from minivllm_engine.errors import BackendUnavailable
+from minivllm_engine.core.config import USE_CPU, EngineOptions
+from minivllm_engine.core.errors import BackendUnavailable
 from minivllm_engine.ops.attention.flash import check_flash
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.operations import Operations

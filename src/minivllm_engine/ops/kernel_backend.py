@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import flash
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
@@ -37,6 +36,7 @@ from minivllm_engine.ops.products import SeparateProducts
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch.products import SmallBatchProducts
+from minivllm_engine.tensors.model_input import ModelInput
 
 AttentionBackend = Literal["reference", "triton", "flash"]
 ChunkBackend = Literal["auto", "reference", "fla"]

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.products import Products, SeparateProducts
 from minivllm_engine.ops.varlen import PackedSequences
+from minivllm_engine.tensors.model_input import ModelInput
 
 
 @dataclass

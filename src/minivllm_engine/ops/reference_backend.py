@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import reference as attention
 from minivllm_engine.ops.causal_conv import reference as conv
 from minivllm_engine.ops.embedding.reference import embed
@@ -21,6 +20,7 @@ from minivllm_engine.ops.operations import (
 )
 from minivllm_engine.ops.products import SeparateProducts
 from minivllm_engine.ops.sampling.reference import greedy
+from minivllm_engine.tensors.model_input import ModelInput
 
 
 def slot_plan(decodes: Decodes) -> SlotPlan:

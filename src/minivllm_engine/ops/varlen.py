@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm_engine.device_copy import on_device
+from minivllm_engine.tensors.device_copy import on_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli.bench.fake_bench_engine import FakeMachine
-from minivllm_cli.application import run
+from minivllm_cli.app import run
 
 
 @dataclass(frozen=True)

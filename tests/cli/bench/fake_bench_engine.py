@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from cli.prefix_memory import PrefixMemory
-from minivllm_cli import engine_factory
-from minivllm_cli.settings import Settings
-from minivllm_engine.load_report import LoadReport
-from minivllm_engine.prepare import PreparedModel
-from minivllm_engine.request_output import (
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.config.settings import Settings
+from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.core.outputs import (
     CacheUse,
     CompletionOutput,
     PositionLogprobs,
@@ -25,7 +24,8 @@ from minivllm_engine.request_output import (
     TokenLogprob,
     Usage,
 )
-from minivllm_engine.sampling_params import SamplingParams
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.engine.prepare import PreparedModel
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from minivllm_engine import memory_plan
+from minivllm_engine.memory import plan as memory_plan
 
 
 def without(args: list[object], keys: set[str]) -> list[object]:

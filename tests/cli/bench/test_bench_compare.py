@@ -364,7 +364,7 @@ def test_comparing_loads_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(document(RATES)))
     script = (
-        "import sys; from minivllm_cli.application import run;"
+        "import sys; from minivllm_cli.app import run;"
         "code = run(['bench', '--compare', sys.argv[1], sys.argv[1]]);"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(code)"
     )

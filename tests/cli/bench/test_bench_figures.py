@@ -7,7 +7,7 @@ import pytest
 
 from minivllm_cli.bench.figures import describe, interval_of_change, outliers, percentile
 from minivllm_cli.bench.gpu_state import GpuWatch
-from minivllm_engine.nvidia_smi import GpuState, parse_state
+from minivllm_engine.memory.nvidia_smi import GpuState, parse_state
 
 
 def test_percentiles_are_interpolated() -> None:

@@ -8,7 +8,13 @@ from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from cli.program import REAL, Program
 from minivllm_cli.bench import fitting
-from minivllm_cli.bench.lists import Length, as_length, read_counts, read_lengths, read_percentiles
+from minivllm_cli.config.number_lists import (
+    Length,
+    as_length,
+    read_counts,
+    read_lengths,
+    read_percentiles,
+)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +272,7 @@ def test_what_measures_nothing_loads_no_torch(program: Program, args: list[str])
     program.command = [
         REAL[0],
         "-c",
-        "import sys; from minivllm_cli.application import run; code = run(sys.argv[1:]);"
+        "import sys; from minivllm_cli.app import run; code = run(sys.argv[1:]);"
         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)",
     ]
     done = program.run("bench", *args)

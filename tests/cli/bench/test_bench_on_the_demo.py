@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.bench.conftest import Bench
-from minivllm_cli import engine_factory
+from minivllm_cli import engine as engine_factory
 
 FEW = ("--reps", 2, "--warmup", 1, "--json", "-q")
 

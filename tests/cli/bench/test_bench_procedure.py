@@ -12,9 +12,9 @@ import pytest
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from minivllm_cli.bench.arm import EAGER, GRAPH
-from minivllm_cli.bench.lists import Length
 from minivllm_cli.bench.requests import make_repetition
 from minivllm_cli.bench.workload import Workload
+from minivllm_cli.config.number_lists import Length
 
 
 def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:

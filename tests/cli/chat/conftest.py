@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.chat.program import Chat
-from minivllm_engine.checkpoint_index import resolve_model
+from minivllm_engine.checkpoint.index import resolve_model
 from support.byte_tokenizer import write_byte_tokenizer
 
 

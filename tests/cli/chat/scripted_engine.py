@@ -27,17 +27,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm_cli import engine_factory
-from minivllm_cli.settings import Settings
-from minivllm_engine.answer import Answer
-from minivllm_engine.errors import EngineError
-from minivllm_engine.model_config import ModelConfig
-from minivllm_engine.prompt import read_prompt
-from minivllm_engine.request import Request
-from minivllm_engine.request_output import CacheUse, FinishReason, RequestOutput
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.stats import EngineStats
-from minivllm_engine.tokenizer import Tokenizer
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.config.settings import Settings
+from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.outputs import CacheUse, FinishReason, RequestOutput
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.model_config.config import ModelConfig
+from minivllm_engine.text.prompt import read_prompt
+from minivllm_engine.text.tokenizer import Tokenizer
 
 _QUESTION = re.compile(r"<\|im_start\|>user\n((?:(?!<\|im_start\|>).)*)<\|im_end\|>\n", re.DOTALL)
 _NO_CACHE = CacheUse(miss_reason="disabled")

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from cli.chat.scripted_engine import ScriptedEngine
-from minivllm_cli import engine_factory
-from minivllm_cli.app import main
-from minivllm_engine.generation_config import load_generation_config
+from minivllm_cli import engine as engine_factory
+from minivllm_cli.main import main
+from minivllm_engine.model_config.generation_config import load_generation_config
 
 
 def _prepare_model(settings, command):

@@ -8,7 +8,7 @@ import pytest
 
 from cli.chat.terminal import CTRL_C, CTRL_D, ENTER
 from minivllm_cli.chat.commands import COMMANDS, complete, find_command
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 
 def _messages(chat, name="a.json"):

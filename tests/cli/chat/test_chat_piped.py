@@ -197,7 +197,7 @@ def test_thinking_needs_a_template_that_knows_it(tmp_path, scripted_model):
 def test_k21_help_is_quick_and_loads_nothing_heavy(chat):
     code = (
         "import sys\n"
-        "from minivllm_cli.application import run\n"
+        "from minivllm_cli.app import run\n"
         "run(['chat', '--help'])\n"
         "heavy = {'torch', 'transformers', 'prompt_toolkit', 'rich.markdown', 'tokenizers'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"

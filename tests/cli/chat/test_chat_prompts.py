@@ -3,13 +3,14 @@
 import pytest
 
 from minivllm_cli.chat.context_limit import ContextLimit
-from minivllm_cli.chat.prompts import Template, switches_thinking, way_to_keep_thinking
+from minivllm_cli.chat.prompts import Template, way_to_keep_thinking
 from minivllm_cli.chat.show_commands import prompt_ids
 from minivllm_cli.chat.transcript import Message, Transcript
-from minivllm_cli.problems import CliError
-from minivllm_engine.checkpoint_index import resolve_model
-from minivllm_engine.errors import RequestError
-from minivllm_engine.tokenizer import Tokenizer
+from minivllm_cli.errors import CliError
+from minivllm_engine.checkpoint.index import resolve_model
+from minivllm_engine.core.errors import RequestError
+from minivllm_engine.text.chat_template import switches_thinking
+from minivllm_engine.text.tokenizer import Tokenizer
 from support.byte_tokenizer import byte_backend, byte_tokenizer
 
 ANSWERED = Transcript("Be brief.").asked("q").answered(Message("assistant", "yes", reasoning="hm"))

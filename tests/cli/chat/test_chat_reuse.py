@@ -10,10 +10,10 @@ from cli.program import REAL
 from minivllm_cli.chat.answering import StopFlag
 from minivllm_cli.chat.reuse import explanation, recompute_text, shortfall
 from minivllm_cli.chat.session import Chat
-from minivllm_cli.settings import resolve_settings
+from minivllm_cli.config.settings import resolve_settings
 from minivllm_engine import LLM
-from minivllm_engine.grid import boundary_grid
-from minivllm_engine.request_output import Divergence, Usage
+from minivllm_engine.core.outputs import Divergence, Usage
+from minivllm_engine.core.snapshot_interval import boundary_grid
 
 GRID = 64
 SYSTEM = "You are a dictionary. " + "Answer briefly and precisely, as a good dictionary does. " * 8

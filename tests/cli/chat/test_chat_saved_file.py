@@ -8,7 +8,7 @@ import pytest
 
 from minivllm_cli.chat.saved_chat import SavedChat, load_chat, save_chat
 from minivllm_cli.chat.transcript import Message, Transcript
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 CHAT = SavedChat(
     model={"name": "demo", "hash": "sha256:00"},

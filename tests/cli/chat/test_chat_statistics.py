@@ -6,14 +6,14 @@ from minivllm_cli.chat.statistics import (
     statistics_line,
     thought_line,
 )
-from minivllm_engine.request_output import (
+from minivllm_engine.core.outputs import (
     CompletionOutput,
     FinishReason,
     RequestOutput,
     Timing,
     Usage,
 )
-from minivllm_engine.sampling_params import ResolvedSampling
+from minivllm_engine.core.sampling_params import ResolvedSampling
 
 
 def _output(usage: Usage, timing: Timing, reason: FinishReason) -> RequestOutput:

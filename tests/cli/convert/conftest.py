@@ -34,7 +34,7 @@ def here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
     """`convert-weights` in this process, where torch is loaded already; relative paths are in tmp_path."""
-    from minivllm_cli.application import run
+    from minivllm_cli.app import run
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

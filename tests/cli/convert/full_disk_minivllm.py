@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 
-from minivllm_cli.app import main
+from minivllm_cli.main import main
 
 _how, _number = sys.argv[1], int(sys.argv[2])
 del sys.argv[1:3]

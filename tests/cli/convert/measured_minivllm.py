@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from minivllm_cli.application import run
+from minivllm_cli.app import run
 from minivllm_engine.conversion import convert
 
 assert torch and convert  # loaded before the first measurement

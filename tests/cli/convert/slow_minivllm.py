@@ -3,7 +3,7 @@
 import os
 import time
 
-from minivllm_cli.app import main
+from minivllm_cli.main import main
 
 _fsync = os.fsync
 

@@ -15,7 +15,7 @@ from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoin
 
 _PROBE = (
     "import sys; sys.argv = ['minivllm', *sys.argv[1:]]\n"
-    "from minivllm_cli.application import run\n"
+    "from minivllm_cli.app import run\n"
     "code = run(sys.argv[1:])\n"
     "heavy = {'torch', 'transformers', 'numpy', 'prompt_toolkit'}\n"
     "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minivllm_cli.convert.mapping_file import read_mapping
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
 
 
 def test_pairs_stay_in_order(tmp_path: Path) -> None:

@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 
 from cli.program import REAL, Program
-from minivllm_cli.generate.line_types import BatchLine, RequestLine
-from minivllm_cli.generate.records import ok_record
-from minivllm_cli.generate.remedies import Remedies
-from minivllm_cli.generate.summary import render_summary
-from minivllm_cli.generate.tally import Tally
-from minivllm_cli.settings import resolve_settings
-from minivllm_engine.checkpoint_index import resolve_model
-from minivllm_engine.device_memory import DeviceMemory
-from minivllm_engine.request_output import (
+from minivllm_cli.batch.remedies import Remedies
+from minivllm_cli.batch.summary import render_summary
+from minivllm_cli.batch.tally import Tally
+from minivllm_cli.config.settings import resolve_settings
+from minivllm_engine.checkpoint.index import resolve_model
+from minivllm_engine.core.outputs import (
     CompletionOutput,
     Divergence,
     FinishReason,
@@ -23,8 +20,11 @@ from minivllm_engine.request_output import (
     Timing,
     Usage,
 )
-from minivllm_engine.sampling_params import ResolvedSampling, SamplingParams
-from minivllm_engine.stats import EngineStats
+from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.protocol.lines import BatchLine, RequestLine
+from minivllm_engine.protocol.records import ok_record
 
 HEADER = "A header that all prompts share, and that is longer than a block is. " * 2
 

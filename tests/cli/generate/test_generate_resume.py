@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cli.program import Finished, Program, read_records, wait_for
-from minivllm_cli.generate.journal import Journal
-from minivllm_cli.problems import CliError
+from minivllm_cli.errors import CliError
+from minivllm_cli.files.journal import Journal
 
 _LINES = [{"id": f"r{n}", "prompt": "seeded"} for n in range(10)]
 # One sequence at a time, one token a step: a record about every half second.
@@ -246,14 +246,14 @@ def _rebuild_journal(
 
 
 def _keys(model: Path, source: Path) -> list[str]:
-    from minivllm_cli import engine_factory
-    from minivllm_cli.console import Console
-    from minivllm_cli.generate.flags import GenerateFlags
-    from minivllm_cli.generate.input_file import InputFile
-    from minivllm_cli.generate.job_source import JobSource
-    from minivllm_cli.generate.line_parser import LineParser
-    from minivllm_cli.generate.scan import Selection
-    from minivllm_cli.settings import resolve_settings
+    from minivllm_cli import engine as engine_factory
+    from minivllm_cli.batch.flags import GenerateFlags
+    from minivllm_cli.batch.job_source import JobSource
+    from minivllm_cli.batch.scan import Selection
+    from minivllm_cli.config.settings import resolve_settings
+    from minivllm_cli.console.streams import Console
+    from minivllm_cli.files.input_file import InputFile
+    from minivllm_engine.protocol.line_parser import LineParser
 
     settings = engine_factory.add_model_sampling(resolve_settings(environ={}), model)
     file = InputFile.open(str(source), Console())

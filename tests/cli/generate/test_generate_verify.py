@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cli.program import REAL, TESTS, Program, read_records
-from minivllm_cli.generate.comparison import Tolerance, compare, tolerance_of
-from minivllm_engine.request_output import CompletionOutput, PositionLogprobs, TokenLogprob
-from minivllm_engine.sampling_params import ResolvedSampling
+from minivllm_cli.batch.comparison import Tolerance, compare, tolerance_of
+from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs, TokenLogprob
+from minivllm_engine.core.sampling_params import ResolvedSampling
 
 LOSSY = [sys.executable, str(TESTS / "cli" / "lossy_minivllm.py")]
 HEADER = "A header that all prompts share, and that is longer than a block is. " * 2

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from minivllm_cli.generate.line_parser import LineParser
-from minivllm_cli.generate.line_types import BadLine, RequestLine
+from minivllm_engine.protocol.line_parser import LineParser
+from minivllm_engine.protocol.lines import BadLine, RequestLine
 
 
 def _parse(line: Any, parser: LineParser | None = None, number: int = 7) -> RequestLine | BadLine:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from cli.program import REAL, Finished, Program
+from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache import dump_view
 from minivllm_cli.inspect_cache.dump_schema import Document
 from minivllm_cli.inspect_cache.dump_view import read_dump
-from minivllm_cli.problems import CliError
 
 _PROBE = (
     "import sys\n"
-    "from minivllm_cli.application import run\n"
+    "from minivllm_cli.app import run\n"
     "code = run(sys.argv[1:])\n"
     "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)), code, file=sys.stderr)\n"
 )

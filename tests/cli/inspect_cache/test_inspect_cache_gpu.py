@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from cli.program import REAL, Program
-from minivllm_engine.device_memory import DeviceProcess
-from minivllm_engine.nvidia_smi import Gpu, device_of, parse_gpus, parse_processes
+from minivllm_engine.memory.device_memory import DeviceProcess
+from minivllm_engine.memory.nvidia_smi import Gpu, device_of, parse_gpus, parse_processes
 from support.qwen35_08b import CONFIG
 
 MIB, GIB = 2**20, 2**30

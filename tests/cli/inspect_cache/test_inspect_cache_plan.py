@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from cli.program import REAL, Finished, Program
-from minivllm_cli.application import run
-from minivllm_engine.checkpoint_index import CheckpointIndex, resolve_model
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.prepare import prepare
+from minivllm_cli.app import run
+from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.engine.prepare import prepare
 from support.qwen35_08b import CONFIG
 
 GIB = 2**30
 _PROBE = (
     "import sys\n"
-    "from minivllm_cli.application import run\n"
+    "from minivllm_cli.app import run\n"
     "code = run(sys.argv[1:])\n"
     "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)), code, file=sys.stderr)\n"
 )

@@ -12,16 +12,16 @@ from cli.inspect_cache.test_solve import pasted
 from cli.program import REAL, TESTS, Program
 from engine.test_memory_plan import GIB, LARGE, MIB, gpu
 from engine.test_memory_plan_refusals import random_case
+from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache.recalibration import check_has_graphs, recalibrate
-from minivllm_cli.problems import CliError
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.device_memory import host_memory
-from minivllm_engine.errors import CapacityError
-from minivllm_engine.load_report import LoadReport
-from minivllm_engine.memory_fit import Fit
-from minivllm_engine.memory_layout import MemoryPlan
-from minivllm_engine.memory_plan import try_plan
-from minivllm_engine.memory_sizes import graph_sizes
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import CapacityError
+from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.memory.device_memory import host_memory
+from minivllm_engine.memory.fit import Fit
+from minivllm_engine.memory.layout import MemoryPlan
+from minivllm_engine.memory.plan import try_plan
+from minivllm_engine.memory.sizes import graph_sizes
 
 # The program whose engine claims to have captured graphs that hold GRAPH_BYTES.
 WITH_GRAPHS = [sys.executable, str(TESTS / "cli" / "graphs_minivllm.py")]

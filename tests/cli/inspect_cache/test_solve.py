@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from engine.test_memory_plan_refusals import random_case
-from minivllm_cli.engine_factory import ModelShape
+from minivllm_cli.engine import ModelShape
 from minivllm_cli.inspect_cache.solve import Solvable, solve, without
-from minivllm_engine.config import EngineConfig
-from minivllm_engine.memory_fit import Fit
-from minivllm_engine.memory_plan import try_plan
+from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.memory.fit import Fit
+from minivllm_engine.memory.plan import try_plan
 
 
 def pasted(config: EngineConfig, text: str) -> EngineConfig:

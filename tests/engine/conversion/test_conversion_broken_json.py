@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_engine.checkpoint_index import CheckpointIndex
+from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.conversion import open_source, plan_conversion
-from minivllm_engine.errors import CheckpointError
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.model_config.config import ModelConfig
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 
 CONFIG = tiny_config()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm_engine.checkpoint_names import expected_tensors
-from minivllm_engine.checkpoint_rules import BLOCK_ROWS, CANONICAL, FOREIGN
+from minivllm_engine.checkpoint.names import expected_tensors
+from minivllm_engine.checkpoint.rules import BLOCK_ROWS, CANONICAL, FOREIGN
 from minivllm_engine.conversion import (
     ConvertOptions,
     Plan,
@@ -21,8 +21,8 @@ from minivllm_engine.conversion import (
 )
 from minivllm_engine.conversion.layouts import num_rows, place_blocks
 from minivllm_engine.conversion.way_out import way_out
-from minivllm_engine.errors import CheckpointError, ConfigError
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.errors import CheckpointError, ConfigError
+from minivllm_engine.model_config.config import ModelConfig
 from support import converted as layouts
 from support.tiny_checkpoint import (
     OFFICIAL,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minivllm_engine.conversion import open_source, plan_conversion
-from minivllm_engine.errors import CheckpointError
+from minivllm_engine.core.errors import CheckpointError
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 
 CONFIG = tiny_config()

@@ -12,7 +12,7 @@ import yaml
 
 import minivllm_cli
 import minivllm_engine
-from minivllm_engine.checkpoint_index import CheckpointIndex
+from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.conversion import (
     ConvertOptions,
     Plan,
@@ -20,8 +20,8 @@ from minivllm_engine.conversion import (
     open_source,
     plan_conversion,
 )
-from minivllm_engine.errors import CheckpointError, ConversionError
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.errors import CheckpointError, ConversionError
+from minivllm_engine.model_config.config import ModelConfig
 from support.converted import convert_to
 from support.tiny_checkpoint import OFFICIAL, nested, random_tensors, tiny_config, write_checkpoint
 

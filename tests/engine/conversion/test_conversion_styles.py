@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.checkpoint_rules import STYLE_TRANSFORMS
+from minivllm_engine.checkpoint.rules import STYLE_TRANSFORMS
 from minivllm_engine.conversion import open_source, plan_conversion
-from minivllm_engine.errors import CheckpointError
+from minivllm_engine.core.errors import CheckpointError
 from support import converted as layouts
 from support.byte_tokenizer import write_byte_tokenizer
 from support.converted import IDS, convert_to, engine_logits

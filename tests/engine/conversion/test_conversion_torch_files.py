@@ -12,7 +12,7 @@ from torch import nn
 
 from minivllm_engine.conversion import open_source, plan_conversion
 from minivllm_engine.conversion.torch_file import load_torch_file
-from minivllm_engine.errors import CheckpointError
+from minivllm_engine.core.errors import CheckpointError
 from support.byte_tokenizer import write_byte_tokenizer
 from support.converted import IDS, convert_to, engine_logits
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint

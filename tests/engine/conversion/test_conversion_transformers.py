@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minivllm_engine.conversion import check, open_source, plan_conversion
-from minivllm_engine.errors import ConversionError
-from minivllm_engine.model_config import ModelConfig
+from minivllm_engine.core.errors import ConversionError
+from minivllm_engine.model_config.config import ModelConfig
 from support.converted import IDS, convert_to, engine_logits, files_of
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 from support.transformers_oracle import Qwen3_5Config, Qwen3_5TextConfig, TransformersOracle

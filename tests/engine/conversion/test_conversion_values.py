@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minivllm_engine.conversion import check, open_source, values
-from minivllm_engine.errors import CheckpointError, ConversionError
+from minivllm_engine.core.errors import CheckpointError, ConversionError
 from support.converted import convert_to
 from support.packed_runner import load_model
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint

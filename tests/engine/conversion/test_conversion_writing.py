@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.checkpoint_index import CheckpointIndex
+from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.conversion import (
     ConvertOptions,
     Progress,
@@ -26,7 +26,7 @@ from minivllm_engine.conversion import (
     values,
     verifying,
 )
-from minivllm_engine.errors import CheckpointError, ConversionError
+from minivllm_engine.core.errors import CheckpointError, ConversionError
 from support import converted as layouts
 from support.byte_tokenizer import write_byte_tokenizer
 from support.converted import convert_to, engine_logits, files_of

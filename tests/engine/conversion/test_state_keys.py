@@ -11,7 +11,7 @@ import torch
 from minivllm_engine.conversion.reading import TensorReader
 from minivllm_engine.conversion.source import open_source
 from minivllm_engine.conversion.torch_file import load_torch_file
-from minivllm_engine.errors import CheckpointError
+from minivllm_engine.core.errors import CheckpointError
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 
 A, B = {"a": torch.zeros(2)}, {"b": torch.ones(3)}

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-import minivllm_engine.model_runner as model_runner
-from minivllm_engine import LLM, SamplingParams, static_prompt
+import minivllm_engine.runner.model_runner as model_runner
+from minivllm_engine import LLM, SamplingParams
+from minivllm_engine.core.outputs import RequestOutput
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.ops.kernel_backend import kernel_operations
-from minivllm_engine.request import Request
-from minivllm_engine.request_output import RequestOutput
-from minivllm_engine.sampling_params import ResolvedSampling
-from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.static_prompt import MAX_TOKENS, StaticPrompt
+from minivllm_engine.runner import graph_prefill as static_prompt
+from minivllm_engine.runner.graph_prefill import MAX_TOKENS, StaticPrompt
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from support.kernel_checks import needs_interpreter
 from support.poison import poison_free_memory
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.core.outputs import RequestOutput
 from support.poison import poison_free_memory
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 from minivllm_engine import LLM
-from minivllm_engine.request_output import RequestOutput
+from minivllm_engine.core.outputs import RequestOutput
 from support.engine_checks import greedy_params, random_prompts, start_anew
 from support.oracle import Oracle, agrees
 from support.poison import poison_free_memory

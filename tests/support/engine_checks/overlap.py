@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.request_output import FinishReason, RequestOutput
+from minivllm_engine.core.outputs import FinishReason, RequestOutput
 from support.engine_checks import (
     assert_nothing_held,
     finish_all,

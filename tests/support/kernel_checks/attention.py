@@ -6,10 +6,10 @@ from itertools import takewhile
 
 import torch
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.attention import reference
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.triton import AttentionPlan, paged_attention
+from minivllm_engine.tensors.model_input import ModelInput
 from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits, with_padding
 
 

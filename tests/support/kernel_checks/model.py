@@ -2,12 +2,12 @@
 
 import torch
 
-from minivllm_engine.model_input import AwaitedTokens
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.ops.kernel_backend import kernel_operations
-from minivllm_engine.request import Request
-from minivllm_engine.sampling_params import SamplingParams
-from minivllm_engine.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.static_decode import StaticDecode
+from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.tensors.model_input import AwaitedTokens
 from support.packed_runner import CPU, PackedRunner, Row, load_model
 
 

@@ -13,11 +13,11 @@ from itertools import accumulate
 
 import torch
 
-from minivllm_engine.device_copy import on_device
-from minivllm_engine.errors import BackendUnavailable, ConfigError
-from minivllm_engine.model_input import ModelInput
+from minivllm_engine.core.errors import BackendUnavailable, ConfigError
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.precision import cast
+from minivllm_engine.tensors.device_copy import on_device
+from minivllm_engine.tensors.model_input import ModelInput
 
 _BLOCK_GRAIN = 256
 _HEAD_GRAIN, _LARGEST_HEAD = 8, 256

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm_engine.model_input import ModelInput
 from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.model_input import ModelInput
 
 _GRAIN = 8
 _BATCHED = 64  # chunks up to this length are padded and computed together, longer ones alone

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm_engine.device_copy import on_device
 from minivllm_engine.ops.gated_delta import tiles
 from minivllm_engine.ops.gated_delta.triton.rule import advance, launch, load_token, locate, prepare
+from minivllm_engine.tensors.device_copy import on_device
 
 
 @dataclass(frozen=True, slots=True)

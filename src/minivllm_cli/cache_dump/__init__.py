@@ -1,0 +1,1 @@
+"""The cache of a live engine as a document."""

@@ -1,0 +1,46 @@
+"""Versions of minivllm and its libraries, and the devices: for reports."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from minivllm_engine import __version__
+from minivllm_engine.memory.nvidia_smi import command_output, list_gpus
+
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "typer",
+    "rich",
+    "prompt_toolkit",
+    "pydantic",
+    "triton",
+    "flash-linear-attention",
+)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and devices. What is missing is None or []. Imports no library for it."""
+    facts: dict[str, Any] = {"schema_version": 1, "minivllm": __version__, "commit": _commit()}
+    facts["python"] = platform.python_version()
+    for name in _LIBRARIES:
+        try:
+            facts[name] = version(name)
+        except PackageNotFoundError:
+            facts[name] = None
+    return facts | {"gpus": _gpus(), "platform": platform.platform()}
+
+
+def _commit() -> str | None:
+    # Only for a checkout of this project: a package installed elsewhere must not report its surroundings.
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    return command_output(["git", "-C", str(root), "rev-parse", "HEAD"])
+
+
+def _gpus() -> list[dict[str, Any]]:
+    return [{"name": g.name, "driver": g.driver, "memory": g.total} for g in list_gpus()]

@@ -1,0 +1,1 @@
+"""KV blocks, state slots and snapshots as ids: what can be reused."""

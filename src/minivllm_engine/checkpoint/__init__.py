@@ -1,0 +1,1 @@
+"""Names, shapes and places of a checkpoint's tensors, from headers alone."""

@@ -1,0 +1,1 @@
+"""What everything else speaks: errors, settings, requests and their outputs."""

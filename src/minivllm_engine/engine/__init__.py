@@ -1,0 +1,1 @@
+"""From a prompt to its outputs: preparation, input, loop, output."""

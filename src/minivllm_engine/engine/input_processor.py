@@ -1,0 +1,128 @@
+"""From a prompt and its parameters to requests: what can be refused is refused here."""
+
+from collections.abc import Iterable, Sequence
+
+from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.outputs import RequestOutput, Timing, Usage
+from minivllm_engine.core.request import Request
+from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.engine.prepare import PreparedModel
+from minivllm_engine.text.prompt import Prompt, read_prompt
+
+
+class Intake:
+    """Reads prompts, checks them against the model, and numbers the requests by arrival."""
+
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._tokenizer = prepared.tokenizer
+        self._config, self._generation_config = prepared.config, prepared.generation_config
+        self._vocab_size = prepared.model_config.vocab_size
+        self._max_model_len = prepared.plan.max_model_len
+        self._end_ids = prepared.end_ids
+        self._num_arrived = 0
+
+    def read(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str,
+        place: int,
+        *,
+        counted: bool = True,
+    ) -> Answer:
+        """The answer to be written, with its requests, one an output.
+
+        Args:
+            place: of the prompt among those that came with it; its seed, if it has none of its own.
+            counted: the cache's sums know of it.
+
+        Raises:
+            RequestError: it can never be served.
+        """
+        if not isinstance(params, SamplingParams | None):
+            raise RequestError(
+                f"params: {type(params).__name__} is no SamplingParams",
+                hint="SamplingParams(max_tokens=...)",
+            )
+        ids, is_chat = read_prompt(prompt, self._tokenizer)
+        resolved = (params or SamplingParams()).resolved(
+            self._config.sampling,
+            self._generation_config.sampling,
+            seed=self._config.sampling.seed + place,
+        )
+        self._check(ids, resolved)
+        total = min(len(ids) + resolved.max_tokens, self._max_model_len)
+        requests = [
+            Request(
+                request_id,
+                tuple(ids),
+                resolved,
+                self._num_arrived + i,
+                index=i,
+                max_total_tokens=total,
+                answer_at=self._tokenizer.answer_start(ids) if is_chat else None,
+                counted=counted,
+            )
+            for i in range(resolved.n)
+        ]
+        self._num_arrived += len(requests)
+        end_ids = frozenset() if resolved.ignore_eos else self._end_ids
+        return Answer(request_id, requests, self._tokenizer, end_ids, split_reasoning=is_chat)
+
+    def probe(self, prompt: Prompt) -> Request:
+        """A prompt as a request that will not run.
+
+        Raises:
+            RequestError: the prompt cannot be read, is empty, or has an id that is out of range.
+        """
+        ids, is_chat = read_prompt(prompt, self._tokenizer)
+        self._check_prompt(ids)
+        answer_at = self._tokenizer.answer_start(ids) if is_chat else None
+        return Request("", tuple(ids), ResolvedSampling(seed=0), 0, answer_at=answer_at)
+
+    def _check(self, ids: Sequence[int], params: ResolvedSampling) -> None:
+        self._check_prompt(ids)
+        self._check_range(params.logit_bias, "logit_bias")
+        self._check_range(params.stop_token_ids, "stop_token_ids")
+        if params.min_tokens > params.max_tokens:
+            raise RequestError(f"min_tokens {params.min_tokens} > max_tokens {params.max_tokens}")
+        if len(ids) + 1 > self._max_model_len:
+            raise RequestError(
+                f"{len(ids)} prompt tokens + 1 > max_model_len {self._max_model_len}",
+                code="prompt_too_long",
+            )
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty", code="empty_prompt")
+        self._check_range(ids, "prompt token")
+
+    def _check_range(self, ids: Iterable[int], what: str) -> None:
+        wrong = next((i for i in ids if not 0 <= i < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"{what} id {wrong} is out of range",
+                why=f"the model has ids 0 to {self._vocab_size - 1}",
+            )
+
+
+def is_batch(prompts: object) -> bool:
+    """Is this a list of prompts? A list of integers is one prompt."""
+    if not isinstance(prompts, list | tuple):
+        return False
+    return not prompts or not isinstance(prompts[0], int)
+
+
+def refused(request_id: str, error: RequestError) -> RequestOutput:
+    """What is said of a request that was not taken."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt_token_ids=[],
+        outputs=[],
+        usage=Usage(prompt_tokens=0),
+        timing=Timing(),
+        params=None,
+        finished=True,
+        error=error,
+    )

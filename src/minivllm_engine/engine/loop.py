@@ -1,0 +1,291 @@
+"""The engine's loop: schedule, launch, sample, commit and report, one step after the other.
+
+On a GPU the next step is launched before the one in flight is looked at. Its tokens stay on the device,
+where the next step finds them, and the host learns of them one step late. What a step computes for a request
+that has ended meanwhile is thrown away when it lands.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from minivllm_engine.cache.prefix_cache import PrefixCache
+from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.outputs import FinishReason, PositionLogprobs, RequestOutput
+from minivllm_engine.core.request import Request
+from minivllm_engine.engine.deferred_signals import HeldSignals
+from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.runner.model_runner import ModelRunner
+from minivllm_engine.runner.sampler import Draw, Sampled, SamplingRow
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
+from minivllm_engine.scheduling.scheduler import Scheduler
+from minivllm_engine.tensors.model_input import AwaitedTokens
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was launched and not yet collected: what it draws, or why it failed."""
+
+    batch: ScheduledBatch
+    draw: Draw | None = None
+    scored: tuple[PositionLogprobs | None, ...] = ()
+    failure: Exception | None = None
+
+    def awaited(self) -> AwaitedTokens | None:
+        """What the step after it may need of it."""
+        if self.draw is None:
+            return None
+        sampling = [s.request for s in self.batch.sequences if s.samples]
+        rows = {request: row for row, request in enumerate(sampling)}
+        return AwaitedTokens(self.draw.token_ids, rows)
+
+
+class EngineLoop:
+    """Owns the answers that are being written, and the steps in flight.
+
+    Args:
+        overlap: launch a step before the one before it is collected, where that is possible.
+
+    Attributes:
+        signals: held by whoever calls, but while the model computes.
+        answers: those that are not finished, by request id.
+        bound_steps: how many steps were as small as they were for which reason.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, cache: PrefixCache, *, overlap: bool
+    ) -> None:
+        self.runner: ModelRunner | None = runner
+        self.overlap = overlap
+        self.signals = HeldSignals()
+        self.answers: dict[str, Answer] = {}
+        self.prompt_tokens_computed = 0
+        self.output_tokens = 0
+        self.bound_steps: Counter[str] = Counter()
+        self._scheduler, self._cache = scheduler, cache
+        self._flight: StepInFlight | None = None
+
+    def open_runner(self) -> ModelRunner:
+        """Raises EngineError once the engine is closed."""
+        if self.runner is None:
+            raise EngineError("this LLM is closed")
+        return self.runner
+
+    def close(self) -> None:
+        self.runner, self._flight = None, None
+        self.answers.clear()
+
+    def add(self, answer: Answer) -> None:
+        """Begin to write an answer."""
+        self.answers[answer.request_id] = answer
+        for request in answer.requests:
+            self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> Answer | None:
+        """End an answer with what it has. None where there is no such answer (any more)."""
+        answer = self.answers.pop(request_id, None)
+        if answer is None:
+            return None
+        for request in answer.requests:
+            self._scheduler.finish(request)
+        answer.end_all(FinishReason.ABORT)
+        self._land_if_idle()
+        return answer
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Finish a step, with the next one under way. [] when nothing is left.
+
+        To be called with `signals` held, as `add` and `abort` are.
+        """
+        flight = self._flight or self.launch()
+        self._flight = None
+        if flight is None:
+            return []
+        try:
+            self._flight = self._launch_after(flight)
+            outputs = self.collect(flight)
+        except BaseException:
+            self._scheduler.roll_back_all()
+            self._flight = None
+            raise
+        self._land_if_idle()
+        return outputs
+
+    def launch(self) -> StepInFlight | None:
+        """Schedule the next step and start it. `collect` must follow; None when nothing is left."""
+        self.open_runner()
+        if not self._scheduler.has_unfinished:
+            return None
+        try:
+            return self._run(self._scheduler.schedule(), None)
+        except BaseException:
+            self._scheduler.roll_back_all()
+            raise
+
+    def _launch_after(self, flight: StepInFlight) -> StepInFlight | None:
+        """Start the step after `flight`. None where that must be collected first."""
+        if not self.overlap or flight.failure is not None:
+            return None
+        if any(_needs_all_tokens(s.request) for s in flight.batch.sequences):
+            return None
+        batch = self._scheduler.schedule_ahead()
+        return None if batch is None else self._run(batch, flight.awaited())
+
+    def _run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> StepInFlight:
+        if self._scheduler.bound_by is not None:
+            self.bound_steps[self._scheduler.bound_by] += 1
+        for sequence in batch.sequences:
+            if sequence.start < len(sequence.request.prompt_ids):
+                self.answers[sequence.request.request_id].mark_started()
+        runner = self.open_runner()
+        try:
+            self.signals.release()
+            output = runner.run(batch, awaited)
+            self.signals.hold()
+            draw = runner.draw(output, self._rows(batch))
+        except Exception as error:
+            return StepInFlight(batch, failure=error)
+        finally:
+            self.signals.hold()
+        return StepInFlight(batch, draw, output.scored)
+
+    def _rows(self, batch: ScheduledBatch) -> list[SamplingRow]:
+        rows = []
+        for sequence in batch.sequences:
+            if sequence.samples:
+                request = sequence.request
+                position = sequence.start + sequence.length
+                answer = self.answers[request.request_id]
+                count = position - len(request.prompt_ids)
+                rows.append(
+                    SamplingRow(
+                        params=request.params,
+                        index=request.index,
+                        position=position,
+                        prompt_ids=request.prompt_ids,
+                        output_ids=request.output_ids,
+                        forbidden_ids=answer.forbidden_ids(count),
+                    )
+                )
+        return rows
+
+    def collect(self, flight: StepInFlight) -> list[RequestOutput]:
+        """Commit the oldest step in flight, and report what is new.
+
+        A step that failed changes nothing; a request that fails by itself ends with an error.
+        """
+        if flight.failure is not None:
+            return self._collect_failure(flight.batch, flight.failure)
+        assert flight.draw is not None
+        try:
+            self.signals.release()
+            sampled = self._results(flight.batch, flight.draw)
+        except Exception as error:  # what a GPU could not compute is told here
+            return self._collect_failure(flight.batch, error)
+        finally:
+            self.signals.hold()
+        token_ids = [None if one is None else one.token_id for one in sampled]
+        self._scheduler.commit(flight.batch, token_ids)
+        news: dict[str, Answer] = {}
+        scored = iter(flight.scored)
+        for sequence, one in zip(flight.batch.sequences, sampled, strict=True):
+            request = sequence.request
+            scores = list(islice(scored, len(sequence.scored))) if sequence.scored else []
+            if request.status == "finished":
+                continue
+            answer = self.answers[request.request_id]
+            news[request.request_id] = answer
+            if sequence.start < len(request.prompt_ids):
+                end = min(sequence.start + sequence.length, len(request.prompt_ids))
+                self.prompt_tokens_computed += end - sequence.start
+            if scores and not self._take_scores(answer, request, scores):
+                continue
+            if one is not None:
+                self._take_token(answer, request, one)
+        return [self._report(answer) for answer in news.values()]
+
+    @staticmethod
+    def _results(batch: ScheduledBatch, draw: Draw) -> list[Sampled | None]:
+        """One entry a sequence; None where it does not sample."""
+        results = iter(draw.results())
+        return [next(results) if sequence.samples else None for sequence in batch.sequences]
+
+    def _land_if_idle(self) -> None:
+        """A step in flight that nobody waits for any more need not be waited for."""
+        if self._flight is not None and not self.answers:
+            self._scheduler.commit(self._flight.batch, [None] * len(self._flight.batch.sequences))
+            self._flight = None
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def _take_scores(
+        self, answer: Answer, request: Request, scores: Sequence[PositionLogprobs | None]
+    ) -> bool:
+        """Keep the logprobs of prompt tokens; False where some are dead and the request has ended."""
+        for score in scores:
+            if score is None:
+                self._end_dead(answer, request, len(request.prompt_logprobs) + 1)
+                return False
+            request.prompt_logprobs.append(score)
+        return True
+
+    def _end_dead(self, answer: Answer, request: Request, position: int) -> None:
+        error = EngineError(
+            "the model gave dead logits: not finite, or all equal",
+            why=f"at position {position} of {request.request_id}",
+            code="non_finite_logits",
+        )
+        for other in answer.requests:
+            self._cache.forget(other)
+        self._fail(answer, error)
+
+    def _take_token(self, answer: Answer, request: Request, one: Sampled) -> None:
+        if one.token_id is None:
+            self._end_dead(answer, request, request.num_tokens)
+            return
+        self.output_tokens += 1
+        if answer.add_token(request, one.token_id, one.logprobs) is not None:
+            self._scheduler.finish(request)
+
+    def _fail(self, answer: Answer, error: EngineError) -> None:
+        for request in answer.requests:
+            self._scheduler.finish(request)
+        answer.end_all(FinishReason.ERROR, error)
+
+    def _collect_failure(self, batch: ScheduledBatch, failure: Exception) -> list[RequestOutput]:
+        self._flight = None  # it started from what the failed step was to leave
+        if len(batch.sequences) > 1:
+            logger.warning(
+                "a step of %d sequences failed (%s); they run one at a time to find the one to blame",
+                len(batch.sequences),
+                failure,
+            )
+        outputs = []
+        for request in self._scheduler.roll_back(batch):
+            answer = self.answers.get(request.request_id)
+            if answer is None:
+                continue
+            error = EngineError(
+                f"the engine failed on this request: {type(failure).__name__}: {failure}"
+            )
+            error.__cause__ = failure
+            self._fail(answer, error)
+            outputs.append(self._report(answer))
+        return outputs
+
+    def _report(self, answer: Answer) -> RequestOutput:
+        if answer.finished:
+            self.answers.pop(answer.request_id, None)
+        return answer.snapshot()
+
+
+def _needs_all_tokens(request: Request) -> bool:
+    """Do the tokens that are known decide what may be sampled next?"""
+    p = request.params
+    return bool(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty)

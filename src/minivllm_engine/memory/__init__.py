@@ -1,0 +1,1 @@
+"""What a model takes on a device, and what fits."""

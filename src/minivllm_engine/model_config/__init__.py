@@ -1,0 +1,1 @@
+"""What the model's own files say of its shape."""

@@ -1,0 +1,1 @@
+"""What a request and its answer look like outside: JSON lines, OpenAI's bodies."""

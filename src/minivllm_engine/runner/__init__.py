@@ -1,0 +1,1 @@
+"""Weights, one step, its graphs and its samples."""

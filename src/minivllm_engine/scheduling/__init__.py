@@ -1,0 +1,1 @@
+"""Who runs, and how far in a step."""

@@ -1,0 +1,1 @@
+"""What lies on the device: the caches and a step's input."""
