@@ -28,7 +28,7 @@ class Shapes:
 
     heads: int
     head_size: int
-    taps: int
+    conv_weight: int
     attention: KVShape
     hidden: int
     mlp: int
@@ -47,7 +47,7 @@ class Shapes:
 FULL = Shapes(
     heads=16,
     head_size=128,
-    taps=4,
+    conv_weight=4,
     attention=KVShape(64, 8, 2, 256),
     hidden=1024,
     mlp=3584,
@@ -61,7 +61,7 @@ FULL = Shapes(
 SMOKE = Shapes(
     heads=1,
     head_size=8,
-    taps=4,
+    conv_weight=4,
     attention=KVShape(16, 2, 1, 16),
     hidden=32,
     mlp=48,
@@ -139,12 +139,12 @@ class Workloads:
 
     def conv_step(self, batch: int) -> list[Call]:
         s = self.shapes
-        turns = self._turns(batch, 2 * s.conv_dim * (s.taps - 1) * BF16.itemsize)
-        pool = self.random(batch * len(turns), s.conv_dim, s.taps - 1)
-        x, taps = self.random(batch, s.conv_dim), self.random(s.taps, s.conv_dim)
+        turns = self._turns(batch, 2 * s.conv_dim * (s.conv_weight - 1) * BF16.itemsize)
+        pool = self.random(batch * len(turns), s.conv_dim, s.conv_weight - 1)
+        x, conv_weight = self.random(batch, s.conv_dim), self.random(s.conv_weight, s.conv_dim)
         positions = torch.full((batch,), 9, device=self.device)
         return [
-            partial(conv.causal_conv_step, x, pool, taps, slots=slots, positions=positions)
+            partial(conv.causal_conv_step, x, pool, conv_weight, slots=slots, positions=positions)
             for slots in turns
         ]
 

@@ -32,7 +32,7 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops import dependent_launch
 from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.runner.bandwidth import read_bandwidth
-from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.runner.graph_decode import GraphDecode
 from minivllm_engine.runner.weights import fill_weights
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
@@ -82,7 +82,7 @@ class LiveStep:
             device=model.device,
         )
         self.batch = batch
-        self.static = StaticDecode(
+        self.static = GraphDecode(
             model, self.pool, max_batch=batch, max_model_len=_BLOCK_SIZE * blocks
         )
         params = SamplingParams.create().resolved(seed=0)

@@ -40,9 +40,9 @@ class GatedRMSNorm(nn.Module):
 
 def causal_conv(x: Tensor, weight: Tensor, docs: Tensor) -> Tensor:
     """Depthwise convolution over time that does not look into another conversation."""
-    taps = weight.shape[-1]  # x: [B, T, C], weight: [C, taps]
+    conv_weight = weight.shape[-1]  # x: [B, T, C], weight: [C, conv_weight]
     out = x * weight[:, -1]
-    for back in range(1, taps):
+    for back in range(1, conv_weight):
         same = F.pad(docs[:, back:] == docs[:, :-back], (back, 0))
         shifted = F.pad(x[:, :-back], (0, 0, back, 0))
         out = out + torch.where(same.unsqueeze(-1), shifted, 0.0) * weight[:, -1 - back]
@@ -115,8 +115,8 @@ class DeltaNet(nn.Module):
         self.in_proj_z = nn.Linear(hidden, self.value_dim, bias=False)
         self.in_proj_b = nn.Linear(hidden, self.value_heads, bias=False)
         self.in_proj_a = nn.Linear(hidden, self.value_heads, bias=False)
-        taps = c["linear_conv_kernel_dim"]
-        self.conv1d = nn.Conv1d(channels, channels, taps, groups=channels, bias=False)
+        conv_weight = c["linear_conv_kernel_dim"]
+        self.conv1d = nn.Conv1d(channels, channels, conv_weight, groups=channels, bias=False)
         self.A_log = nn.Parameter(torch.empty(self.value_heads).uniform_(1, 16).log())
         # A time constant between 1 and 100 tokens for A = 10, as in Mamba.
         step = torch.empty(self.value_heads).uniform_(-6.9, -2.3).exp()

@@ -74,7 +74,7 @@ OUT_OF_SCOPE_ABOUT = (
     "Write a haiku about {w}.",
     "What is the difference between {w} and {v}?",
     "Use {w} in a sentence.",
-    "Draw {a}.",
+    "SampleHandle {a}.",
     "Why is {w} important?",
     "How much does {a} cost?",
     "Write a Python program about {w}.",

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LLM": "llm",
-    "EngineStats": "stats",
-    "EngineConfig": "config",
-    "SamplingParams": "sampling_params",
-    "RequestOutput": "request_output",
-    "FinishReason": "request_output",
-    "EngineError": "errors",
-    "ConfigError": "errors",
-    "CheckpointError": "errors",
-    "CapacityError": "errors",
-    "RequestError": "errors",
-    "BackendUnavailable": "errors",
+    "EngineStats": "core.stats",
+    "EngineConfig": "core.config",
+    "SamplingParams": "core.sampling_params",
+    "RequestOutput": "core.outputs",
+    "FinishReason": "core.outputs",
+    "EngineError": "core.errors",
+    "ConfigError": "core.errors",
+    "CheckpointError": "core.errors",
+    "CapacityError": "core.errors",
+    "RequestError": "core.errors",
+    "BackendUnavailable": "core.errors",
 }
 
 __all__ = [

@@ -16,7 +16,7 @@ from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import CacheUse, RequestOutput
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats
-from minivllm_engine.engine.input_processor import Intake, is_batch, refused
+from minivllm_engine.engine.input_processor import InputProcessor, is_batch, refused
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
 from minivllm_engine.engine.prepare import PreparedModel, prepare
@@ -75,7 +75,7 @@ class LLM:
                 options=self.config.engine,
                 progress=progress,
             )
-        self._intake = Intake(prepared)
+        self._input_processor = InputProcessor(prepared)
         self._cache = PrefixCache(
             BlockManager(self._plan.num_blocks, self._plan.block_size),
             DeltaNetStateManager(self._plan.max_num_seqs, self._plan.num_snapshots),
@@ -101,7 +101,7 @@ class LLM:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._loop.answers or self._undelivered)
+        return bool(self._loop.request_states or self._undelivered)
 
     @property
     def running_ids(self) -> frozenset[str]:
@@ -132,11 +132,11 @@ class LLM:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, with what it has. None where there is no such request (any more)."""
         with self._loop.signals:
-            answer = self._loop.abort(request_id)
-            if answer is None:
+            state = self._loop.abort(request_id)
+            if state is None:
                 return None
             self._undelivered.pop(request_id, None)
-            return answer.snapshot()
+            return state.snapshot()
 
     def generate(
         self,
@@ -208,9 +208,9 @@ class LLM:
                 hint="give another id, or none",
             )
         self._num_added += 1
-        answer = self._intake.read(prompt, params, request_id, place, counted=counted)
+        state = self._input_processor.read(prompt, params, request_id, place, counted=counted)
         with self._loop.signals:
-            self._loop.add(answer)
+            self._loop.add(state)
         return request_id
 
     def _free_id(self) -> str:
@@ -220,7 +220,7 @@ class LLM:
 
     def _is_taken(self, request_id: str) -> bool:
         """Is there a request of this id, or an output of it that nobody has got?"""
-        return request_id in self._loop.answers or request_id in self._undelivered
+        return request_id in self._loop.request_states or request_id in self._undelivered
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be read.
         """
-        return self._cache.match(self._intake.probe(prompt)).use
+        return self._cache.match(self._input_processor.probe(prompt)).use
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes. What running requests hold they keep until they end."""
@@ -359,7 +359,7 @@ class LLM:
         """Prove that every block and slot has the owners that it should have. For tests."""
         self._scheduler.check_integrity()
         live = {request.request_id for request in self._scheduler.live_requests()}
-        assert live == set(self._loop.answers), "answers disagree with the scheduler"
+        assert live == set(self._loop.request_states), "request states disagree with the scheduler"
 
     def close(self) -> None:
         """Give up the model's memory. Unfinished requests are dropped. May be called again."""

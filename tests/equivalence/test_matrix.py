@@ -69,8 +69,8 @@ def batched(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
 def warm(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
     ask(llm, prompt)
     out = ask(llm, prompt)
-    grid = llm._cache.grid
-    assert out.usage.cached_tokens == (len(prompt) - 1) // grid * grid
+    interval = llm._cache.interval
+    assert out.usage.cached_tokens == (len(prompt) - 1) // interval * interval
     return out
 
 
@@ -85,7 +85,7 @@ def after_eviction(llm: LLM, prompt: list[int], bench: Bench) -> RequestOutput:
         keep = rng.randrange(cache.num_nodes + 1)
         blocks = cache.allocate(cache.blocks.num_available - keep)
         cache.blocks.release(blocks)
-    before = len(prompt) // cache.grid * cache.grid
+    before = len(prompt) // cache.interval * cache.interval
     out = ask(llm, prompt)
     assert out.usage.cached_tokens <= before
     return out

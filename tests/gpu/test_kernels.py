@@ -24,7 +24,7 @@ from minivllm_engine.ops.sampling import reference as sampling_reference
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch import triton
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
-from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.runner.graph_decode import GraphDecode
 from minivllm_engine.runner.weights import fill_weights
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
@@ -97,18 +97,18 @@ def test_gates(dtype: torch.dtype) -> None:
 
 
 @all_dtypes
-@pytest.mark.parametrize("num_taps", [2, 4])
-def test_convolution_steps(num_taps: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("conv_width", [2, 4])
+def test_convolution_steps(conv_width: int, dtype: torch.dtype) -> None:
     for num_channels, num_seqs in [(6144, 64), (7, 3)]:
-        causal_conv.check_steps(CUDA, dtype, num_channels, num_taps, num_seqs=num_seqs)
+        causal_conv.check_steps(CUDA, dtype, num_channels, conv_width, num_seqs=num_seqs)
 
 
 @all_dtypes
-@pytest.mark.parametrize("num_taps", [2, 4])
-def test_convolution_of_prompts_and_chunks(num_taps: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("conv_width", [2, 4])
+def test_convolution_of_prompts_and_chunks(conv_width: int, dtype: torch.dtype) -> None:
     lengths = [1, 2, 3, 15, 16, 17, 63, 64, 65, 500]
     spans = [(start, length) for length in lengths for start in (0, 1, 64)]
-    causal_conv.check_prefill(CUDA, dtype, 1100, num_taps, spans)
+    causal_conv.check_prefill(CUDA, dtype, 1100, conv_width, spans)
 
 
 SHAPES = {
@@ -306,12 +306,14 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers(library:
     width = 2 * heads.H * heads.K + heads.HV * heads.V
     x = torch.zeros(4, width, dtype=dtype, device=CUDA)
     a, b = (torch.zeros(4, heads.HV, dtype=dtype, device=CUDA) for _ in range(2))
-    taps = torch.randn(4, width, dtype=dtype, device=CUDA)
+    conv_weight = torch.randn(4, width, dtype=dtype, device=CUDA)
     parameters = [p.to(CUDA) for p in gated_delta.gate_parameters(heads)]
     slots, positions = (torch.zeros(4, dtype=torch.int64, device=CUDA) for _ in range(2))
 
     def step(conv_pool: torch.Tensor, state_pool: torch.Tensor) -> torch.Tensor:
-        mixed = causal_conv.causal_conv_step(x, conv_pool, taps, slots=slots, positions=positions)
+        mixed = causal_conv.causal_conv_step(
+            x, conv_pool, conv_weight, slots=slots, positions=positions
+        )
         q, k, v = mixed.split([heads.H * heads.K] * 2 + [heads.HV * heads.V], dim=1)
         return step_rule(
             q.unflatten(1, (heads.H, -1)),
@@ -414,7 +416,7 @@ def test_steps_whose_kernels_start_early_have_the_bits_of_those_that_do_not(
         state_dtype=torch.float32,
         device=CUDA,
     )
-    static = StaticDecode(whole, pool, max_batch=size, max_model_len=320)
+    static = GraphDecode(whole, pool, max_batch=size, max_model_len=320)
     params = SamplingParams.create().resolved(seed=0)
     requests = [Request(str(i), (i,) * 320, params, i) for i in range(size)]
     tables = [tuple(range(5 * i, 5 * i + 5)) for i in range(size)]

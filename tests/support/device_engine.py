@@ -1,6 +1,6 @@
 """Engines as they run on a GPU, for checks that also run without one.
 
-On a CPU the operations stand in for the kernels (`static_reference`, or the kernels themselves in Triton's
+On a CPU the operations stand in for the kernels (`graph_reference`, or the kernels themselves in Triton's
 interpreter), steps are launched ahead as on a GPU, and "graphs" are the static step, run again.
 """
 

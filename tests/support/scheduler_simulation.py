@@ -252,7 +252,7 @@ class Simulation:
             self.kv[self._entry(sequence, position)] = found[position]
         self.states[sequence.slot] = found[-1]
         if sequence.snapshot is not None:
-            assert end % self.scheduler.grid == 0, "a snapshot off the grid"
+            assert end % self.scheduler.interval == 0, "a snapshot off the interval"
             self.snapshots[sequence.snapshot] = found[-1]
         assert sequence.samples == (end == len(known))
         return next_token(found[-1], request.index) if sequence.samples else None

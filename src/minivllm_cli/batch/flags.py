@@ -143,7 +143,7 @@ class GenerateFlags(OptionGroup):
     logprobs: Annotated[
         int | None,
         _option(
-            "--logprobs", metavar="K", panel=_OUTPUT, help="Logprobs of the K likeliest tokens"
+            "--logprobs", metavar="K", panel=_OUTPUT, help="Logprobs of the K most likely tokens"
         ),
     ] = None
     prompt_logprobs: Annotated[

@@ -22,7 +22,7 @@ _STEP = 1024
 _OFTEN = 0.5
 _MANY_MISSES = 0.2
 _MOST_OF = 0.9
-_FINEST_GRID = 64
+_FINEST_INTERVAL = 64
 
 
 class Remedies:
@@ -97,10 +97,13 @@ class Remedies:
 
     def _with_finer_blocks(self, text: str) -> str | None:
         block_size = int(self._settings.get("cache.block_size"))
-        grid = lcm(block_size, _FINEST_GRID)
-        if grid == _FINEST_GRID or not self._plan("cache.block_size", _FINEST_GRID):
+        interval = lcm(block_size, _FINEST_INTERVAL)
+        if interval == _FINEST_INTERVAL or not self._plan("cache.block_size", _FINEST_INTERVAL):
             return None
-        return f"{text} to be reused in units of {grid} tokens; --set cache.block_size={_FINEST_GRID} fits"
+        return (
+            f"{text} to be reused in units of {interval} tokens; "
+            f"--set cache.block_size={_FINEST_INTERVAL} fits"
+        )
 
     def _with(self, path: str, value: Any, plan: "MemoryPlan") -> "MemoryPlan | None":
         """The plan with one value more; None where that does not fit, or takes much from the rest."""

@@ -13,7 +13,7 @@ from minivllm_cli.batch.tally import Tally
 from minivllm_cli.batch.verify import verify_text
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import ExitCode, OutputFailed, Problem
-from minivllm_cli.files.atomic_file import write_whole
+from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_cli.files.input_file import InputFile
 from minivllm_cli.files.output_target import OutputTarget
 from minivllm_engine.protocol.lines import BadLine
@@ -144,7 +144,7 @@ def write_summary(path: Path | None, tally: Tally) -> None:
     if path is None:
         return
     try:
-        write_whole(path, (json.dumps(tally.summary()) + "\n").encode())
+        write_atomic(path, (json.dumps(tally.summary()) + "\n").encode())
     except OSError as error:
         raise OutputFailed(
             f"cannot write {path}: {error.strerror or error}",

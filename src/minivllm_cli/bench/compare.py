@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_cli.bench.compare_view import render_comparison, row_title
-from minivllm_cli.bench.figures import FEWEST, interval_of_change
 from minivllm_cli.bench.flags import BenchFlags, Format
 from minivllm_cli.bench.saved import METRICS, SavedRow, SavedRun, more_repetitions, read_run
+from minivllm_cli.bench.stats import FEWEST, interval_of_change
 from minivllm_cli.command import Invocation
 from minivllm_cli.console.streams import print_result
 from minivllm_cli.errors import CliError, ExitCode, Problem
@@ -109,7 +109,7 @@ def _check_common(*runs: tuple[Path, SavedRun]) -> None:
     if base & new:
         return
     has = (
-        f"{path} has {listed((row_title(r.workload, r.arm) for r in run.rows), most=3)}"
+        f"{path} has {listed((row_title(r.workload, r.variant) for r in run.rows), most=3)}"
         for path, run in runs
     )
     raise CliError("no row is in both runs: there is nothing to compare", why="\n".join(has))
@@ -199,7 +199,7 @@ def _document(
         "rows": [
             {
                 "workload": change.row.workload,
-                "arm": change.row.arm,
+                "variant": change.row.variant,
                 "base": change.base,
                 "new": change.new,
                 "change": change.change,
@@ -240,7 +240,7 @@ def _judge(run: Invocation, changes: list[Change], most: float | None) -> ExitCo
     run.console.error(
         Problem(
             f"slower by more than {most:.1%}: {len(slower)} of {count_text(len(changes), 'row')}",
-            why=f"{kind} batch {batch} {worst.row.arm}: {worst.slower:.1%} slower",
+            why=f"{kind} batch {batch} {worst.row.variant}: {worst.slower:.1%} slower",
         )
     )
     return ExitCode.CHECK_FAILED

@@ -5,7 +5,7 @@ from typing import Any
 
 from minivllm_cli.bench.table import number
 from minivllm_cli.console.streams import strip_controls
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 _LABELS = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests", "depth": "depth"}
 
@@ -16,7 +16,7 @@ def render_comparison(document: dict[str, Any], *, markdown: bool) -> str:
     for section in ("config", "env"):
         for key, base, new in document["differs"][section]:
             mark = "- " if markdown else ""
-            lines.append(f"{mark}{section} {printable(key, 60)}: {_shown(base)} → {_shown(new)}")
+            lines.append(f"{mark}{section} {escape(key, 60)}: {_shown(base)} → {_shown(new)}")
     if lines:
         lines.append("")
     lines += _table(document, markdown=markdown)
@@ -25,12 +25,12 @@ def render_comparison(document: dict[str, Any], *, markdown: bool) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "unset" if value is None else printable(value, 60)
+    return "unset" if value is None else escape(value, 60)
 
 
 def _table(document: dict[str, Any], *, markdown: bool) -> list[str]:
-    """A heading a workload, and a line for each batch and arm of it."""
-    names = ["batch", "arm", f"{document['metric']} BASE", "NEW", "Δ %", "95 %", "verdict"]
+    """A heading a workload, and a line for each batch and variant of it."""
+    names = ["batch", "variant", f"{document['metric']} BASE", "NEW", "Δ %", "95 %", "verdict"]
     rows = [(_title(row["workload"]), _cells(row)) for row in document["rows"]]
     if markdown:
         body = [["workload", *names], ["---"] * (len(names) + 1)]
@@ -48,7 +48,7 @@ def _table(document: dict[str, Any], *, markdown: bool) -> list[str]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    left = (1, 6)  # arm and verdict
+    left = (1, 6)  # variant and verdict
     return "  " + "  ".join(
         cell.ljust(width) if i in left else cell.rjust(width)
         for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -65,9 +65,9 @@ def _title(workload: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def row_title(workload: dict[str, Any], arm: str) -> str:
+def row_title(workload: dict[str, Any], variant: str) -> str:
     """A row in a message: "decode · depth 4 · gen 8 · batch 1 · graph"."""
-    return f"{_title(workload)} · batch {workload['batch']} · {arm}"
+    return f"{_title(workload)} · batch {workload['batch']} · {variant}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -75,7 +75,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     shown = "too few" if interval is None else f"{interval[0]:+.1%} … {interval[1]:+.1%}"
     return [
         str(row["workload"].get("batch")),
-        row["arm"],
+        row["variant"],
         number(row["base"]),
         number(row["new"]),
         f"{row['change']:+.1%}",

@@ -157,7 +157,7 @@ class BenchFlags(OptionGroup):
         ),
     ] = None
     strict_equal: Annotated[
-        bool, _option("--strict-equal", panel=_HOW, help="Exit 5 where arms give other tokens")
+        bool, _option("--strict-equal", panel=_HOW, help="Exit 5 where variants give other tokens")
     ] = False
     verify: Annotated[
         int | None,

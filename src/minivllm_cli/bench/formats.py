@@ -13,7 +13,16 @@ _LATENCIES = ("itl_ms", "ttft_ms", "queue_ms", "tpot_ms", "e2e_ms")
 
 def csv_head(percents: Sequence[float]) -> str:
     """The line of names."""
-    names = [*_WORKLOAD, "arm", "in_tokens", "out_tokens", "n", "tok_s", "tok_s_min", "tok_s_max"]
+    names = [
+        *_WORKLOAD,
+        "variant",
+        "in_tokens",
+        "out_tokens",
+        "n",
+        "tok_s",
+        "tok_s_min",
+        "tok_s_max",
+    ]
     names += ["limit_fraction", "prefix_hit", "kv_hit", "peak_bytes"]
     names += [f"{name}_p{p:g}" for name in _LATENCIES for p in percents]
     return _csv_line(names)
@@ -23,7 +32,7 @@ def csv_line(row: dict[str, Any], percents: Sequence[float]) -> str:
     """The line of a row; what it does not have is empty."""
     sample, rates = row["samples"][-1], row["tok_s"]
     cells = [row["workload"].get(name) for name in _WORKLOAD]
-    cells += [row["arm"], sample["in_tokens"], sample["out_tokens"], rates["n"]]
+    cells += [row["variant"], sample["in_tokens"], sample["out_tokens"], rates["n"]]
     cells += [rates["median"], rates["min"], rates["max"]]
     cells += [row["limit_fraction"], row["prefix_hit"], row["kv_hit"], row["peak_bytes"]]
     cells += [row[name].get(f"p{p:g}") for name in _LATENCIES for p in percents]
@@ -39,7 +48,7 @@ def _csv_line(cells: Sequence[Any]) -> str:
 def md_head(percents: Sequence[float]) -> str:
     """The two lines before the first row."""
     low, high = latency_percents(percents)
-    names = ["workload", "batch", "arm", "tok/s (min–max)", f"ITL {low}/{high} ms"]
+    names = ["workload", "batch", "variant", "tok/s (min–max)", f"ITL {low}/{high} ms"]
     names += [f"TTFT {low}/{high} ms", "limit", "prefix hit"]
     return _md_line(names) + _md_line(["---"] * len(names))
 
@@ -48,7 +57,7 @@ def md_line(row: dict[str, Any], title: str, percents: Sequence[float]) -> str:
     """The line of a row."""
     low, high = latency_percents(percents)
     limit = row["limit_fraction"]
-    cells = [title, f"{row['workload']['batch']}", row["arm"], rate_text(row["tok_s"])]
+    cells = [title, f"{row['workload']['batch']}", row["variant"], rate_text(row["tok_s"])]
     for name in ("itl_ms", "ttft_ms"):
         found = row[name]
         cells.append(f"{number(found[low])}/{number(found[high])}" if found else "")

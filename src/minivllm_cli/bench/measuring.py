@@ -1,14 +1,14 @@
-"""The procedure: warm-ups first, then the repetitions with the arms in turn, in one process."""
+"""The procedure: warm-ups first, then the repetitions with the variants in turn, in one process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
-from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.requests import BenchRequest, Repetition, make_repetition
 from minivllm_cli.bench.row import Measured
 from minivllm_cli.bench.sampling import BetweenSteps, Sample, take_sample
+from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How often each arm runs."""
+    """How often each variant runs."""
 
     reps: int
     warmup: int
@@ -28,7 +28,7 @@ class Measurer:
 
     Args:
         between: called between the steps of an engine.
-        on_sample: called before each sample with the arm's name and what it is: "warm-up 1/2", "3/5".
+        on_sample: called before each sample with the variant's name and what it is: "warm-up 1/2", "3/5".
     """
 
     def __init__(
@@ -43,40 +43,47 @@ class Measurer:
         self,
         llm: "LLM",
         workload: Workload,
-        arms: Sequence[Arm],
+        variants: Sequence[Variant],
         lines: Sequence[BenchRequest] = (),
     ) -> list[Measured]:
-        """All samples of a workload, an entry an arm.
+        """All samples of a workload, an entry an variant.
 
         Raises:
             EngineDied: as `take_sample`.
         """
-        samples: dict[Arm, list[Sample]] = {arm: [] for arm in arms}
-        orders: dict[Arm, list[int]] = {arm: [] for arm in arms}
-        peaks: dict[Arm, int | None] = dict.fromkeys(arms)
+        samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
+        orders: dict[Variant, list[int]] = {variant: [] for variant in variants}
+        peaks: dict[Variant, int | None] = dict.fromkeys(variants)
         repetition = Repetition(())
         total = self._times.warmup + self._times.reps
         for number in range(total):
             repetition = make_repetition(workload, number, llm.model_config.vocab_size, lines)
-            for arm in arms:
+            for variant in variants:
                 rep = number - self._times.warmup + 1
                 what = f"warm-up {number + 1}" if rep < 1 else f"{rep}/{self._times.reps}"
-                self._on_sample(arm.name, what)
-                llm.use_graphs(arm.graph)
+                self._on_sample(variant.name, what)
+                llm.use_graphs(variant.graph)
                 engine_factory.reset_peak_memory(llm.device)
-                sample = take_sample(llm, workload, repetition, arm, self._between)
+                sample = take_sample(llm, workload, repetition, variant, self._between)
                 if rep < 1:
                     continue
                 self._order += 1
-                samples[arm].append(sample)
-                orders[arm].append(self._order)
+                samples[variant].append(sample)
+                orders[variant].append(self._order)
                 peak = engine_factory.peak_memory(llm.device)
                 if peak is not None:
-                    peaks[arm] = max(peak, peaks[arm] or 0)
+                    peaks[variant] = max(peak, peaks[variant] or 0)
         requested = _requested(workload, repetition)
         return [
-            Measured(workload, arm, tuple(samples[arm]), tuple(orders[arm]), requested, peaks[arm])
-            for arm in arms
+            Measured(
+                workload,
+                variant,
+                tuple(samples[variant]),
+                tuple(orders[variant]),
+                requested,
+                peaks[variant],
+            )
+            for variant in variants
         ]
 
 

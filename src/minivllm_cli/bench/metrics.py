@@ -18,9 +18,9 @@ hit           share of the prompt tokens that came from the prefix cache.
               KV (kv_hit in JSON): their keys and values were there. used
               (prefix_hit): a state snapshot was there too, so that they were
               not computed
-speed-up      tok/s of an arm / of the first arm, repetition by repetition:
+speed-up      tok/s of an variant / of the first variant, repetition by repetition:
               the median, ± half of the spread
-tokens equal  requests that got the same greedy tokens in both arms; the arms of
+tokens equal  requests that got the same greedy tokens in both variants; the variants of
               stages sum in different orders, so in 16 bits near ties part them
 pays back     seconds of graph capture / (eager ITL - graph ITL): decode steps
 peak          bytes that tensors held at most in a repetition (CUDA only)

@@ -1,12 +1,12 @@
-"""Two arms of one workload beside each other: are the tokens equal, and which one is faster?"""
+"""Two variants of one workload beside each other: are the tokens equal, and which one is faster?"""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.sampling import Sample
+from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
 
 
@@ -42,7 +42,9 @@ def speed_up(
 
 
 def pair_document(
-    workload: Workload, base: tuple[Arm, Sequence[Sample]], other: tuple[Arm, Sequence[Sample]]
+    workload: Workload,
+    base: tuple[Variant, Sequence[Sample]],
+    other: tuple[Variant, Sequence[Sample]],
 ) -> dict[str, Any]:
     """A pair as it stands in results, under "equal". `speed_up` is None for cold and warm where nothing
     was reused: what differs then is noise."""
@@ -50,11 +52,11 @@ def pair_document(
     comparable = reused or not _only_cache_differs(base[0], other[0])
     return {
         "workload": workload.document(),
-        "arms": [base[0].name, other[0].name],
+        "variants": [base[0].name, other[0].name],
         **compare_tokens(base[1], other[1]),
         "speed_up": speed_up(workload, base[1], other[1]) if comparable else None,
     }
 
 
-def _only_cache_differs(base: Arm, other: Arm) -> bool:
+def _only_cache_differs(base: Variant, other: Variant) -> bool:
     return base.cache != other.cache and replace(base, name=other.name, cache=other.cache) == other

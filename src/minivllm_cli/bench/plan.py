@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
-from minivllm_cli.bench.arm import EAGER, GRAPH, Arm, arms_of
 from minivllm_cli.bench.fitting import Misfit, misfit, sized
 from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.bench.measuring import Times
+from minivllm_cli.bench.preflight import check_uses
 from minivllm_cli.bench.smaller_rows import TooLarge
-from minivllm_cli.bench.uses import check_uses
+from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, arms_of
 from minivllm_cli.bench.workload import USES, Workload, own_workloads, suite_workloads
 from minivllm_cli.config.bench_options import SHAPING
 from minivllm_cli.config.settings import Settings
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _QUICK_REPS = 3
 # Workloads to propose, the one that is wanted most often first.
 _BY_USE = ("decode", "prefill", "mixed", "prefix")
-NAIVE, KV_CACHE = Arm("naive", naive=True), Arm("kv cache")
-FUSED, STAGE_GRAPH = Arm("+ fused"), Arm("+ graph", graph=True)
+NAIVE, KV_CACHE = Variant("naive", naive=True), Variant("kv cache")
+FUSED, STAGE_GRAPH = Variant("+ fused"), Variant("+ graph", graph=True)
 _REFERENCE_OPS = ("attention_backend", "gated_delta_prefill", "gated_delta_decode")
 
 
@@ -34,7 +34,7 @@ class EngineRun:
     """One engine, and what is measured on it."""
 
     prepared: "PreparedModel"
-    cases: tuple[tuple[Workload, tuple[Arm, ...]], ...]
+    cases: tuple[tuple[Workload, tuple[Variant, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class BenchPlan:
 
     @property
     def num_samples(self) -> int:
-        """Samples of all arms, warm-ups included."""
-        arms = sum(len(arms) for engine in self.engines for _, arms in engine.cases)
-        return arms * (self.times.reps + self.times.warmup)
+        """Samples of all variants, warm-ups included."""
+        variants = sum(len(variants) for engine in self.engines for _, variants in engine.cases)
+        return variants * (self.times.reps + self.times.warmup)
 
 
 def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchPlan:
@@ -73,7 +73,7 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     if flags.eager and not flags.graph and "graph.enabled" not in settings.entries:
         settings = settings.with_value("graph.enabled", False)
     prepared = _prepared_for(settings, flags, workloads, is_suite=is_suite)
-    arms = _arms(prepared, flags)
+    variants = _arms(prepared, flags)
     kept, misfits = _fitting(prepared, workloads)
     if misfits and not is_suite:
         error = _too_large(settings, flags, workloads).error()
@@ -83,9 +83,9 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
         raise CliError("nothing of this suite fits", why="\n".join(skipped))
     settings = sized(settings, workloads, None)
     if is_suite and options.suite == "stages":
-        engines = _stages(settings, flags, prepared, kept, arms)
+        engines = _stages(settings, flags, prepared, kept, variants)
     else:
-        engines = [EngineRun(prepared, tuple((w, arms_of(w, arms)) for w in kept))]
+        engines = [EngineRun(prepared, tuple((w, arms_of(w, variants)) for w in kept))]
     cases = [case for engine in engines for case in engine.cases]
     check_uses(settings, flags, prepared, cases, is_suite=is_suite)
     return BenchPlan(settings, tuple(engines), times, options.percentiles, skipped)
@@ -151,7 +151,7 @@ def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     return engine_factory.prepare_model(settings, "bench")
 
 
-def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Arm, ...]:
+def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:
     device, enabled = prepared.config.engine.device, prepared.config.graph.enabled
     if flags.graph and device != "cuda":
         raise CliError(
@@ -208,7 +208,7 @@ def _stages(
     flags: BenchFlags,
     prepared: "PreparedModel",
     workloads: Sequence[Workload],
-    arms: tuple[Arm, ...],
+    variants: tuple[Variant, ...],
 ) -> list[EngineRun]:
     """From computing everything again to graphs. Without CUDA, reference operations are all there are."""
     if prepared.config.engine.device != "cuda":
@@ -216,7 +216,7 @@ def _stages(
     plain = settings.with_value("graph.enabled", False)
     for key in _REFERENCE_OPS:
         plain = plain.with_value(f"engine.{key}", "reference")
-    fused = (FUSED, STAGE_GRAPH) if GRAPH in arms else (FUSED,)
+    fused = (FUSED, STAGE_GRAPH) if GRAPH in variants else (FUSED,)
     return [
         EngineRun(_prepare(plain, flags), tuple((w, (NAIVE, KV_CACHE)) for w in workloads)),
         EngineRun(prepared, tuple((w, fused) for w in workloads)),

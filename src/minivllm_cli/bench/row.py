@@ -1,13 +1,13 @@
-"""One row of the results: an arm of a workload, its samples and their figures, as JSON."""
+"""One row of the results: an variant of a workload, its samples and their figures, as JSON."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm_cli.bench.arm import Arm
-from minivllm_cli.bench.figures import describe, outliers, spread
 from minivllm_cli.bench.sampling import Sample
+from minivllm_cli.bench.stats import describe, outliers, spread
+from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
 from minivllm_engine.memory.roofline import decode_step_bytes
 from minivllm_engine.model_config.config import ModelConfig
@@ -46,10 +46,10 @@ class DeviceLimit:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The samples of an arm, in the order of the repetitions; `orders` numbers all samples of the run."""
+    """The samples of an variant, in the order of the repetitions; `orders` numbers all samples of the run."""
 
     workload: Workload
-    arm: Arm
+    variant: Variant
     samples: tuple[Sample, ...]
     orders: tuple[int, ...]
     requested: tuple[int, int]
@@ -66,7 +66,7 @@ def row_document(
     matched = sum(sample.kv_matched for sample in samples)
     row: dict[str, Any] = {
         "workload": workload.document(),
-        "arm": measured.arm.name,
+        "variant": measured.variant.name,
         "requested": list(measured.requested),
         "prefix_hit": cached / prompt_tokens if prompt_tokens else 0.0,
         "kv_hit": matched / prompt_tokens if prompt_tokens else 0.0,
@@ -113,7 +113,7 @@ def _limit_fraction(measured: Measured, limit: DeviceLimit) -> float | None:
 
 def row_warnings(measured: Measured, row: dict[str, Any]) -> list[str]:
     """What makes a row doubtful."""
-    name = f"{measured.workload.kind} batch {measured.workload.batch} {measured.arm.name}"
+    name = f"{measured.workload.kind} batch {measured.workload.batch} {measured.variant.name}"
     found = []
     if row["prefix_hit"] >= _MOST_HITS and not measured.workload.reuses_prefixes:
         found.append(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.requests import BenchRequest, Repetition
+from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.errors import EngineDied
 from minivllm_engine.core.outputs import RequestOutput
@@ -49,7 +49,7 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What came of a repetition of an arm. Times in seconds, one entry a request (of `itl`: a token).
+    """What came of a repetition of an variant. Times in seconds, one entry a request (of `itl`: a token).
 
     Attributes:
         wall: of the timed part alone.
@@ -83,7 +83,7 @@ class Sample:
 
 
 def take_sample(
-    llm: "LLM", workload: Workload, repetition: Repetition, arm: Arm, between: BetweenSteps
+    llm: "LLM", workload: Workload, repetition: Repetition, variant: Variant, between: BetweenSteps
 ) -> Sample:
     """Run `repetition` once, from an empty cache.
 
@@ -97,13 +97,13 @@ def take_sample(
     llm.step()  # what an engine that works ahead still has in flight
     llm.clear_cache()
     try:
-        if arm.naive:
+        if variant.naive:
             return _naive(runner, workload, repetition)
         if workload.times_decode:
             return _decode(runner, workload, repetition)
-        if arm.cache and repetition.primers:
+        if variant.cache and repetition.primers:
             runner.run(repetition.primers, len(repetition.primers))
-        cold = {} if arm.cache else {"prefix_cache": False}
+        cold = {} if variant.cache else {"prefix_cache": False}
         requests = [request.with_params(**cold) for request in repetition.requests]
         return _whole(runner, requests, workload)
     finally:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from minivllm_cli.bench.workload import IDENTITY
 from minivllm_cli.config.number_lists import read_lengths
 from minivllm_cli.errors import CliError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.protocol.strict_json import BadJson, parse_object
 
 _MOST_BYTES = 256 << 20
@@ -55,13 +55,13 @@ def _workload(values: dict[str, Any]) -> dict[str, Any]:
     """What tells rows apart has to be there, in the form in which it is written."""
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in IDENTITY:
-        raise ValueError(f"kind {printable(kind, 40)} is none of {', '.join(IDENTITY)}")
+        raise ValueError(f"kind {escape(kind, 40)} is none of {', '.join(IDENTITY)}")
     missing = [key for key in ("batch", *IDENTITY[kind]) if key not in values]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
     for key, value in values.items():
         if not _is_value(key, value):
-            raise ValueError(f"{printable(key, 40)} cannot be {printable(value, 60)}")
+            raise ValueError(f"{escape(key, 40)} cannot be {escape(value, 60)}")
     return values
 
 
@@ -76,16 +76,16 @@ def _is_value(key: str, value: Any) -> bool:
 
 
 class SavedRow(_Part):
-    """An arm of a workload."""
+    """An variant of a workload."""
 
     workload: Annotated[dict[str, Any], AfterValidator(_workload)]
-    arm: Name
+    variant: Name
     samples: Annotated[list[SavedSample], Field(min_length=1, max_length=100_000)]
 
     @property
     def key(self) -> str:
         """The same for the same row of another run."""
-        return json.dumps([self.workload, self.arm], sort_keys=True)
+        return json.dumps([self.workload, self.variant], sort_keys=True)
 
     def num_samples(self, metric: str) -> int:
         """Of these, how many have `metric`."""
@@ -184,9 +184,9 @@ def _row_name(content: dict[str, Any], index: int) -> str:
         workload = row.get("workload")
         about = workload if isinstance(workload, dict) else {}
         batch = ("batch", about["batch"]) if "batch" in about else ()
-        found = [about.get("kind"), *batch, row.get("arm")]
+        found = [about.get("kind"), *batch, row.get("variant")]
     name = " ".join(str(part) for part in found if isinstance(part, str | int))
-    return f"row {index + 1} ({printable(name, 80)})" if name else f"row {index + 1}"
+    return f"row {index + 1} ({escape(name, 80)})" if name else f"row {index + 1}"
 
 
 def more_repetitions(argv: Sequence[str], path: Path, reps: int) -> list[str]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.batch.verify import Verifier, VerifyCounts, verify_document, verify_text
-from minivllm_cli.bench.arm import Arm
 from minivllm_cli.bench.document import ResultDocument
 from minivllm_cli.bench.file_lines import read_lines
 from minivllm_cli.bench.flags import BenchFlags
@@ -17,9 +16,10 @@ from minivllm_cli.bench.gpu_state import GpuWatch
 from minivllm_cli.bench.measuring import Measurer
 from minivllm_cli.bench.pairs import pair_document
 from minivllm_cli.bench.plan import BenchPlan, EngineRun, make_plan
+from minivllm_cli.bench.preflight import check_lines
 from minivllm_cli.bench.requests import BenchRequest, make_repetition
 from minivllm_cli.bench.row import DeviceLimit, Measured, row_document, row_warnings
-from minivllm_cli.bench.uses import check_lines
+from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.verifying import verify_workload
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.bench.writer import ResultWriter
@@ -29,7 +29,7 @@ from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.progress import Progress, loading_progress, make_reporter
 from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.errors import CliError, ExitCode, OutputFailed, Problem
-from minivllm_cli.files.atomic_file import write_whole
+from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_cli.files.fingerprint import model_hash
 from minivllm_cli.files.output_target import check_side_file
 from minivllm_engine.core.units import count_text
@@ -99,7 +99,7 @@ class _Session:
 
     @property
     def _num_rows(self) -> int:
-        return sum(len(arms) for engine in self._plan.engines for _, arms in engine.cases)
+        return sum(len(variants) for engine in self._plan.engines for _, variants in engine.cases)
 
     def _where(self) -> str:
         return f" and are in {self._flags.save}" if self._saved else ""
@@ -133,13 +133,13 @@ class _Session:
                 self._writer.begin(
                     self._document.head, self._plan.times.reps, self._plan.times.warmup
                 )
-            for workload, arms in engine.cases:
-                self._warn_of_large_batch(llm, workload, arms)
-                self._run_case(llm, workload, arms)
+            for workload, variants in engine.cases:
+                self._warn_of_large_batch(llm, workload, variants)
+                self._run_case(llm, workload, variants)
 
-    def _run_case(self, llm: "LLM", workload: Workload, arms: tuple[Arm, ...]) -> None:
+    def _run_case(self, llm: "LLM", workload: Workload, variants: tuple[Variant, ...]) -> None:
         lines = self._lines.get(workload, [])
-        measured = self._measurer.measure(llm, workload, arms, lines)
+        measured = self._measurer.measure(llm, workload, variants, lines)
         assert self._limit is not None
         rows = [row_document(one, self._plan.percents, self._limit) for one in measured]
         warnings = [
@@ -163,20 +163,22 @@ class _Session:
             verify_workload(llm, verifier, workload, repetition, self._between)
 
     def _pair(self, measured: Measured) -> dict[str, object] | None:
-        """An arm beside the first of its workload, which may have run on an earlier engine."""
+        """An variant beside the first of its workload, which may have run on an earlier engine."""
         key = json.dumps(measured.workload.document())
         first = self._first.setdefault(key, measured)
         if first is measured:
             return None
         return pair_document(
             measured.workload,
-            (first.arm, first.samples),
-            (measured.arm, measured.samples),
+            (first.variant, first.samples),
+            (measured.variant, measured.samples),
         )
 
-    def _warn_of_large_batch(self, llm: "LLM", workload: Workload, arms: tuple[Arm, ...]) -> None:
+    def _warn_of_large_batch(
+        self, llm: "LLM", workload: Workload, variants: tuple[Variant, ...]
+    ) -> None:
         largest = max(llm.graph_sizes, default=0)
-        if any(arm.graph for arm in arms) and workload.batch > largest:
+        if any(variant.graph for variant in variants) and workload.batch > largest:
             self._console.warn(
                 f"batch {workload.batch} is above the largest graph ({largest}): its steps run eagerly",
                 hint=f"--set graph.max_batch={workload.batch}",
@@ -199,8 +201,8 @@ class _Session:
             if workload.file is not None
         }
 
-    def _on_sample(self, arm: str, what: str) -> None:
-        self._progress.detail = f"{arm} {what}"
+    def _on_sample(self, variant: str, what: str) -> None:
+        self._progress.detail = f"{variant} {what}"
         self._reporter.update(self._progress)
         self._progress.done += 1
 
@@ -235,7 +237,7 @@ class _Session:
         if self._flags.save is None:
             return
         try:
-            write_whole(self._flags.save, dump_line(document))
+            write_atomic(self._flags.save, dump_line(document))
         except OSError as error:
             raise OutputFailed(
                 f"cannot write {self._flags.save}: {error.strerror or error}"
@@ -248,7 +250,7 @@ class _Session:
         if self._flags.strict_equal and unequal:
             failed = True
             first = unequal[0]
-            base, other = first["arms"]
+            base, other = first["variants"]
             self._console.error(
                 Problem(
                     f"{base} and {other} gave other tokens (--strict-equal)",

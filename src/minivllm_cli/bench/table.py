@@ -42,15 +42,15 @@ class RowTable:
     """The lines of rows that share a title: `title`, the columns' names, a line a row."""
 
     def __init__(
-        self, title: str, kind: str, arms: Sequence[str], percents: Sequence[float]
+        self, title: str, kind: str, variants: Sequence[str], percents: Sequence[float]
     ) -> None:
-        width = max(map(len, ("arm", *arms)))
+        width = max(map(len, ("variant", *variants)))
         self._title = title
         low, high = latency_percents(percents)
         label = f"{low}/{high}"
         self._columns: list[tuple[str, int, _Cell]] = [
             ("batch", 5, lambda row: f"{row['workload']['batch']:,}"),
-            ("arm", -width, lambda row: row["arm"]),
+            ("variant", -width, lambda row: row["variant"]),
             ("in/out", 14, in_out),
         ]
         rate = "prompt tok/s" if kind == "prefill" else "tok/s"
@@ -119,8 +119,8 @@ def _hits(row: dict[str, Any]) -> str:
 
 
 def pair_line(pair: dict[str, Any]) -> str:
-    """Two arms beside each other."""
-    base, other = pair["arms"]
+    """Two variants beside each other."""
+    base, other = pair["variants"]
     speed = pair["speed_up"]
     parts = []
     if speed is not None:
@@ -136,7 +136,7 @@ def pair_line(pair: dict[str, Any]) -> str:
             f"token {first['position']}: {one} and {two}"
         )
         if pair["workload"]["kind"] == "stages":
-            text += "; these arms sum in different orders (--help-metrics)"
+            text += "; these variants sum in different orders (--help-metrics)"
     return text
 
 
@@ -157,13 +157,13 @@ def graphs_line(
 
 
 def payback_steps(load: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """Of each decode workload with both arms, its batch, and steps until the capture is paid back."""
+    """Of each decode workload with both variants, its batch, and steps until the capture is paid back."""
     found = []
     for row in rows:
-        if row["arm"] != "graph" or row["workload"]["kind"] != "decode":
+        if row["variant"] != "graph" or row["workload"]["kind"] != "decode":
             continue
         for other in rows:
-            if other["arm"] == "eager" and other["workload"] == row["workload"]:
+            if other["variant"] == "eager" and other["workload"] == row["workload"]:
                 saved = (other["itl_ms"]["mean"] - row["itl_ms"]["mean"]) / 1000
                 if saved > 0:
                     found.append((row["workload"]["batch"], load["capture_s"] / saved))

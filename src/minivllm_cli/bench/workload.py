@@ -34,7 +34,7 @@ _PREFIX_DEFAULTS: Mapping[str, Any] = {"prompt_len": (64,), "gen_len": (16,), "d
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a row. All arms of it get the same ones.
+    """The requests of a row. All variants of it get the same ones.
 
     Attributes:
         batch: requests that run at once, at most; of `decode` and `stages` all the time.
@@ -43,7 +43,7 @@ class Workload:
         depth: tokens in the cache when timing starts; of `prefix` those that a group shares.
         num_prompts: requests in all; of `jsonl` at most, 0 for every line.
         groups: of `prefix`.
-        with_and_without_cache: each arm runs twice, reusing prefixes and not.
+        with_and_without_cache: each variant runs twice, reusing prefixes and not.
         file: of `jsonl`.
     """
 

@@ -64,10 +64,10 @@ class ResultWriter:
     def _table_rows(self, workload: Workload, rows: Sequence[dict[str, Any]]) -> None:
         if self._table is None or workload.title != self._title:
             self._title = workload.title
-            arms = [row["arm"] for row in rows]
-            if workload.kind == "stages":  # whose arms come one engine after the other
-                arms.append("kv cache")
-            self._table = RowTable(workload.title, workload.kind, arms, self._percents)
+            variants = [row["variant"] for row in rows]
+            if workload.kind == "stages":  # whose variants come one engine after the other
+                variants.append("kv cache")
+            self._table = RowTable(workload.title, workload.kind, variants, self._percents)
             self._lines(self._table.head())
         self._lines([self._table.line(row) for row in rows])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import OutputFailed
-from minivllm_cli.files.atomic_file import write_whole
+from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_engine.protocol.strict_json import dump_line
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class CacheWatch:
         if self._path is None:
             return
         try:
-            write_whole(self._path, dump_line(document))
+            write_atomic(self._path, dump_line(document))
         except OSError as error:
             self._failure = OutputFailed(
                 f"cannot write {self._path}: {error.strerror or error}",

@@ -23,7 +23,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from minivllm_cli.chat.history_file import HistoryFile
-from minivllm_cli.chat.typed_line import opens_block
+from minivllm_cli.chat.parse_line import opens_block
 
 PASTE_SECONDS = 0.03
 _PROMPT, _EDIT_PROMPT = "> ", "edit> "

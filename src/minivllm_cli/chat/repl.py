@@ -12,13 +12,13 @@ from minivllm_cli.chat.commands import find_command
 from minivllm_cli.chat.failures import engine_failure
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.leaving import LeaveChat
+from minivllm_cli.chat.parse_line import Leave, Run, Say, classify
 from minivllm_cli.chat.prompt import Prompt, PromptInterrupt
 from minivllm_cli.chat.reuse import shortfall
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat, stopped_before_it_began
 from minivllm_cli.chat.terminal import keys_held_back
 from minivllm_cli.chat.transcript import Transcript
-from minivllm_cli.chat.typed_line import Leave, Run, Say, classify
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.errors import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
 from minivllm_engine.core.errors import EngineError

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from minivllm_engine.core.outputs import Divergence, Usage
-from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.snapshot_interval import snapshot_interval
 from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def explanation(
     text = shortfall(usage, tokenizer, thinking_dropped=thinking_dropped)
     if text is not None:
         return text
-    start, unit = _stopped_at(usage), boundary_grid(block_size)
+    start, unit = _stopped_at(usage), snapshot_interval(block_size)
     match usage.miss_reason:
         case "disabled":
             return "nothing was reused: the prefix cache is off (cache.prefix_cache)"

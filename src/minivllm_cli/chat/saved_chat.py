@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from minivllm_cli.chat.transcript import Message, Transcript
 from minivllm_cli.config.yaml import dump_value
 from minivllm_cli.errors import CliError
-from minivllm_cli.files.atomic_file import write_whole
+from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_engine.protocol.strict_json import BadJson, dump_line, encode_text, parse_object
 
 SCHEMA_VERSION = 1
@@ -88,7 +88,7 @@ def save_chat(chat: SavedChat, path: Path) -> None:
             f"{path}: cannot tell the form from the name", hint=f"a name in {', '.join(WRITABLE)}"
         )
     try:
-        write_whole(path, data)
+        write_atomic(path, data)
     except OSError as error:
         raise CliError(f"{path} cannot be written", why=error.strerror or str(error)) from None
 

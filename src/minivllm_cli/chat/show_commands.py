@@ -14,7 +14,7 @@ from minivllm_cli.chat.statistics import reuse_text, statistics_line
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.config.show import describe_source, shown_value
 from minivllm_cli.errors import CliError
-from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.snapshot_interval import snapshot_interval
 from minivllm_engine.core.units import count_text, format_size
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ def _cache(repl: "Repl") -> str:
     if not stats.snapshots_total:
         return text + "The prefix cache is off: each turn computes the whole chat again."
     kept = stats.blocks_cached * block_size
-    text += f"KV of {kept:,} tokens is kept; reuse comes in units of {boundary_grid(block_size)}.\n"
+    text += (
+        f"KV of {kept:,} tokens is kept; reuse comes in units of {snapshot_interval(block_size)}.\n"
+    )
     totals = chat.totals
     share = totals.cached_tokens / max(totals.prompt_tokens, 1)
     return text + (

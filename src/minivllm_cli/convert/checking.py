@@ -13,7 +13,7 @@ from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.planning import read_source
 from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.errors import ExitCode, Problem
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import count_text, format_size
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _files(report: "CheckReport") -> str:
 
 def _text(report: "CheckReport") -> str:
     lines = [
-        f"{found.kind.upper().replace('_', ' ')}  {printable(found.name)}  "
-        f"{printable(found.detail, _MOST_CHARACTERS)}".rstrip()
+        f"{found.kind.upper().replace('_', ' ')}  {escape(found.name)}  "
+        f"{escape(found.detail, _MOST_CHARACTERS)}".rstrip()
         for found in report.differences[:_MOST_SHOWN]
     ]
     more = len(report.differences) - _MOST_SHOWN

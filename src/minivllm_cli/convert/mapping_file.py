@@ -7,7 +7,7 @@ import yaml
 from minivllm_cli.config.config_file import Place, compose, read_text
 from minivllm_cli.errors import CliError, Problem
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_pair
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 _STRING, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _FORM = "layers.*.attn.in_prj.weight: layers.*.linear_attn.in_proj_z.weight"
@@ -46,7 +46,7 @@ def _wrong(
         what = "a source pattern should be a name"
         return place.problem(key.start_mark, what, _FORM, why=f"YAML reads {_read_as(key)} here")
     if key.value in pairs:
-        what = f"{printable(key.value)} is there twice"
+        what = f"{escape(key.value)} is there twice"
         why = "the first line that fits a tensor counts, so this one would never"
         return place.problem(key.start_mark, what, "one line for each source", why=why)
     if value.tag not in (_STRING, _NULL) or (value.value == "" and value.tag == _STRING):
@@ -58,12 +58,12 @@ def _wrong(
     if mistake is None:
         return None
     node = key if mistake.side == "source" else value
-    pattern = printable(repr(node.value))
+    pattern = escape(repr(node.value))
     return place.problem(
         node.start_mark,
-        f"{printable(mistake.what)} in {pattern}",
-        printable(mistake.hint),
-        why=printable(mistake.why),
+        f"{escape(mistake.what)} in {pattern}",
+        escape(mistake.hint),
+        why=escape(mistake.why),
         after=_column(node, mistake.at, place),
     )
 
@@ -90,4 +90,4 @@ def _read_as(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
         return _kind(node)
     kind = node.tag.rpartition(":")[2]
-    return "an empty text" if not node.value else f"{printable(repr(node.value))} as {kind}"
+    return "an empty text" if not node.value else f"{escape(repr(node.value))} as {kind}"

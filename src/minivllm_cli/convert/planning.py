@@ -21,7 +21,7 @@ from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_sourc
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.way_out import WayOut, reason, way_out
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import format_size, parse_size
 
 # Characters of a step of `--explain`.
@@ -129,10 +129,10 @@ def explain_tensor(plan: Plan, name: str, *, as_json: bool) -> int:
         return ExitCode.OK
     width = output_width(results.is_terminal)
     for one in found:
-        lines = [f"{printable(one.name)} ({one.side})"]
+        lines = [f"{escape(one.name)} ({one.side})"]
         room = max(len(step.rule) for step in one.steps) + 4
         for step in one.steps:
-            first, *rest = wrapped(printable(step.text, _MOST), width and width - room)
+            first, *rest = wrapped(escape(step.text, _MOST), width and width - room)
             lines.append(f"  {step.rule}".ljust(room) + first)
             lines += [" " * room + line for line in rest]
         results.write_text(strip_controls("".join(line + "\n" for line in lines)))

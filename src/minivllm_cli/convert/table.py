@@ -9,7 +9,7 @@ from textwrap import wrap
 
 from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
 from minivllm_engine.conversion.problems import counted
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import count_text, format_size
 
 
@@ -67,13 +67,13 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
     room = max(map(len, labels), default=0) + 2
     lines: list[str] = []
     for label, problem in zip(labels, problems, strict=True):
-        parts = [f"{label:<{room}}{printable(problem.name)}"]
+        parts = [f"{label:<{room}}{escape(problem.name)}"]
         if problem.detail:
             # A sentence: on a terminal it may go over several lines.
             parts += wrapped(problem.detail, width and width - room)
         elif problem.kind == "missing":
             parts.append("no source")
-        near = [f"{printable(name)} ({count_text(n, 'edit')})" for name, n in problem.nearest]
+        near = [f"{escape(name)} ({count_text(n, 'edit')})" for name, n in problem.nearest]
         parts += [f"nearest: {name}" for name in near[:1]] + [f"or {name}" for name in near[1:]]
         lines += _fill(parts, width, gap="   ", indent=" " * room)
     return lines
@@ -126,7 +126,7 @@ def _cells(row: Row) -> _Cells:
     target = braces(row.targets) if row.targets else f"(dropped: rule {row.rule})"
     dtype = f"{row.dtype} kept" if row.kept else row.dtype or "–"
     op = row.op if row.targets else "–"
-    source = printable(row.source)
+    source = escape(row.source)
     return _Cells(f"{row.count:,}", source, target, op, dtype, format_size(row.num_bytes))
 
 

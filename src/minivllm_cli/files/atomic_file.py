@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` to `path`. A file is replaced and keeps its mode; behind a link, the one it leads to.
 
     What is no regular file (a FIFO, a device) is written to as it is: it must never be renamed over.

@@ -22,7 +22,7 @@ from minivllm_engine.memory.fit import Fit
 from minivllm_engine.memory.plan import plan_warnings, refusal, try_plan
 
 if TYPE_CHECKING:
-    from minivllm_cli.inspect_cache.command import InspectFlags
+    from minivllm_cli.inspect_cache.flags import InspectFlags
 
 
 def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int:

@@ -24,7 +24,7 @@ from minivllm_cli.inspect_cache.view import render_document, show_document
 from minivllm_engine.core.errors import CapacityError
 
 if TYPE_CHECKING:
-    from minivllm_cli.inspect_cache.command import InspectFlags
+    from minivllm_cli.inspect_cache.flags import InspectFlags
 
 
 class _Nowhere:

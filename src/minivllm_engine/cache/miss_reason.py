@@ -17,7 +17,7 @@ def explain_miss(
     path: Sequence[Node],
     start: int,
     *,
-    grid: int,
+    interval: int,
     next_hash: bytes | None,
     evicted: Container[bytes],
 ) -> tuple[MissReason | None, Divergence | None]:
@@ -29,12 +29,12 @@ def explain_miss(
         next_hash: of the first block that was not found; None where the prompt has no more.
         evicted: hashes of blocks and snapshots that were given up lately.
     """
-    best = (request.num_tokens - 1) // grid * grid
+    best = (request.num_tokens - 1) // interval * interval
     if best == 0:
         return "below_granularity", None
     if start == best:
         return None, None
-    if path[-1].end // grid * grid > start:
+    if path[-1].end // interval * interval > start:
         dropped = any(node.hash in evicted for node in path if node.end > start)
         return ("evicted" if dropped else "no_snapshot"), None
     if next_hash is not None and next_hash in evicted:

@@ -12,7 +12,7 @@ from minivllm_engine.cache.prefix_tree import Node, PrefixTree
 from minivllm_engine.cache.snapshot_worth import SnapshotWorth
 from minivllm_engine.core.outputs import CacheUse
 from minivllm_engine.core.request import Request
-from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.snapshot_interval import snapshot_interval
 
 # Along one long prompt: at most so many snapshots.
 _MAX_SPARSE = 8
@@ -37,7 +37,7 @@ class Match:
 class PrefixCache:
     """What is kept, for whom and for how long, over a tree of cached blocks.
 
-    A request may start at a boundary (a multiple of `grid`) before its last token where every block
+    A request may start at a boundary (a multiple of `interval`) before its last token where every block
     before it is cached and a snapshot of the state is stored: KV alone is never used. When a block is
     given up, what builds on it goes too, snapshots included; a snapshot that goes leaves the KV.
 
@@ -60,7 +60,7 @@ class PrefixCache:
         self._sparse_tokens = sparse_tokens
         self.blocks, self.states = blocks, states
         self.enabled = enabled
-        self.grid = boundary_grid(blocks.block_size)
+        self.interval = snapshot_interval(blocks.block_size)
         self._tree = PrefixTree(blocks, states, model_id)
         self._worth = SnapshotWorth(states)
         self.num_starts = self.num_requests = 0
@@ -88,7 +88,7 @@ class PrefixCache:
             request,
             [self._tree.root, *nodes],
             start,
-            grid=self.grid,
+            interval=self.interval,
             next_hash=next_hash,
             evicted=self._tree.evicted,
         )
@@ -128,7 +128,7 @@ class PrefixCache:
         other = next(last.latest_children(), None)
         request.goes_on = other is None and block_follows
         # In an answer it is the same conversation that goes on otherwise, not another one.
-        boundary = last.end // self.grid * self.grid
+        boundary = last.end // self.interval * self.interval
         if other is not None and not other.in_answer and boundary:
             match.nodes[boundary // size - 1].branch_point = True
 
@@ -163,22 +163,22 @@ class PrefixCache:
         count = last // self.blocks.block_size
         pairs = zip(self.hashes(request, count), self.hashes(other, count), strict=True)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), count)
-        return same * self.blocks.block_size // self.grid * self.grid
+        return same * self.blocks.block_size // self.interval * self.interval
 
     def _boundaries(self, request: Request, match: Match) -> list[int]:
         """Where this request's prefill shall leave snapshots, ascending.
 
         The last boundary before the end, where a repeat resumes; before the answer's opening in a
-        chat, where the next turn resumes; where the request leaves what is cached; a sparse grid.
+        chat, where the next turn resumes; where the request leaves what is cached; a sparse series.
         """
         if not self.enabled or not request.params.prefix_cache:
             return []
-        last = (request.num_tokens - 1) // self.grid * self.grid
-        wanted = {last, match.use.kv_matched // self.grid * self.grid}
+        last = (request.num_tokens - 1) // self.interval * self.interval
+        wanted = {last, match.use.kv_matched // self.interval * self.interval}
         if request.answer_at is not None:
-            wanted.add(request.answer_at // self.grid * self.grid)
+            wanted.add(request.answer_at // self.interval * self.interval)
         spacing = max(self._sparse_tokens, request.num_tokens // _MAX_SPARSE)
-        spacing = -(-spacing // self.grid) * self.grid
+        spacing = -(-spacing // self.interval) * self.interval
         wanted.update(range(spacing, last, spacing))
         return sorted(b for b in wanted if match.start < b <= last)
 
@@ -199,7 +199,7 @@ class PrefixCache:
 
         None where it is there already, or where all snapshots are being written.
         """
-        if not self.enabled or not request.params.prefix_cache or end % self.grid:
+        if not self.enabled or not request.params.prefix_cache or end % self.interval:
             return None
         if end <= request.num_tokens:  # else nobody knows yet what it will be the state of
             node = self._tree.find(self.hashes(request, end // self.blocks.block_size)[-1])
@@ -294,7 +294,7 @@ class PrefixCache:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Prove that the tree is sound, and that requests hold the blocks of their own tokens."""
-        self._tree.check_integrity(self.grid)
+        self._tree.check_integrity(self.interval)
         for request in requests:
             for i in range(request.num_kept_blocks):
                 node = self._tree.find(request.block_hashes[i])

@@ -162,7 +162,7 @@ class PrefixTree:
 
     # -- integrity -------------------------------------------------------------------------------
 
-    def check_integrity(self, grid: int) -> None:
+    def check_integrity(self, interval: int) -> None:
         """Prove that the tree, the blocks and the snapshots agree."""
         blocks, reached = self._blocks, list(self.walk())
         assert len(reached) == len(self._nodes), "a node cannot be reached"
@@ -181,4 +181,4 @@ class PrefixTree:
             if node.snapshot is not None:
                 tag = self._states.tag_of(node.snapshot)
                 assert tag == self.tag(node), "a snapshot is not what its node says"
-                assert node.end % grid == 0, "a snapshot lies off the grid"
+                assert node.end % interval == 0, "a snapshot lies off the interval"

@@ -17,7 +17,7 @@ from minivllm_engine.checkpoint.names import (
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.checkpoint.shard_index import check_shard_sets, read_shard_index
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
 from minivllm_engine.model_config.config import ModelConfig
 
@@ -111,9 +111,9 @@ class CheckpointIndex:
             _check_layout(entry)
             if name in entries:
                 raise CheckpointError(
-                    f"two tensors for {printable(name)}",
+                    f"two tensors for {escape(name)}",
                     why=" and ".join(
-                        f"{printable(e.name)} in {e.file}" for e in (entries[name], entry)
+                        f"{escape(e.name)} in {e.file}" for e in (entries[name], entry)
                     ),
                     hint="Remove the file that does not belong to the model.",
                 )
@@ -203,12 +203,12 @@ def _check_layout(entry: TensorEntry) -> None:
     refused = refusal(entry.name)
     if refused:
         raise CheckpointError(
-            f"{entry.file} holds {printable(entry.name)}", why=refused.why, hint=refused.remedy
+            f"{entry.file} holds {escape(entry.name)}", why=refused.why, hint=refused.remedy
         )
     layout = foreign_layout(entry.name)
     if layout:
         raise CheckpointError(
-            f"{entry.file} holds {printable(entry.name)}",
+            f"{entry.file} holds {escape(entry.name)}",
             why=f"this is another producer's layout ({layout}), which is converted first",
             hint=conversion_command(entry.file.parent),
         )
@@ -220,7 +220,7 @@ def _check_types(entries: dict[str, TensorEntry]) -> None:
         types = listed(sorted({entry.dtype for entry in wrong}))
         raise CheckpointError(
             f"{wrong[0].file} holds {count_text(len(wrong), 'tensor')} of type {types}",
-            why=f"such as {printable(wrong[0].name)}; only {', '.join(FLOAT_TYPES)} can be read",
+            why=f"such as {escape(wrong[0].name)}; only {', '.join(FLOAT_TYPES)} can be read",
             hint="Use the checkpoint that was not quantised.",
         )
 

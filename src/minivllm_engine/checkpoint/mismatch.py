@@ -11,7 +11,7 @@ from pathlib import Path
 from minivllm_engine.checkpoint.names import EMBEDDING, HEAD, bare_name, expected_tensors
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.config import ModelConfig
 
 MANIFEST = "minivllm_manifest.json"
@@ -53,7 +53,7 @@ def mismatch(
     lines += [f"{line} ({layers_of(config)})" for line in _lines("unexpected", beyond)]
     for name in misshapen:
         sizes, keys = [size for _, size in expected[name]], [key for key, _ in expected[name]]
-        found = printable(list(entries[name].shape))
+        found = escape(list(entries[name].shape))
         lines.append(
             f"misshapen: {name} is {found}, config.json asks for {sizes} ({', '.join(keys)})"
         )
@@ -126,7 +126,7 @@ def _lines(kind: str, names: list[str], *, nearest_in: Iterable[str] = ()) -> li
         layers[_LAYER.sub("*", name)].append(match[0] if match else "")
     others = sorted({_LAYER.sub("*", name) for name in nearest_in})
     return [
-        f"{kind}: {printable(_filled(name, numbers))}{_nearest(name, others)}"
+        f"{kind}: {escape(_filled(name, numbers))}{_nearest(name, others)}"
         for name, numbers in layers.items()
     ]
 
@@ -137,4 +137,4 @@ def _filled(pattern: str, numbers: list[str]) -> str:
 
 def _nearest(name: str, others: list[str]) -> str:
     close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
-    return f" (nearest: {printable(close[0])})" if close else ""
+    return f" (nearest: {escape(close[0])})" if close else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 _MAX_HEADER_BYTES = 100_000_000
 _COPY_AGAIN = "Copy the file again from where the model came from."
@@ -82,7 +82,7 @@ def _check_coverage(file: Path, entries: list[TensorEntry], data_begin: int, siz
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != at:
             kind = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
-            raise _no_safetensors(file, f"tensor {printable(repr(entry.name))} {kind}")
+            raise _no_safetensors(file, f"tensor {escape(repr(entry.name))} {kind}")
         at = entry.end
     if size < at:
         raise _truncated(file, f"it has {size:,} bytes, its header asks for {at:,}")
@@ -110,14 +110,14 @@ def _entry(file: Path, name: str, fields: Any, data_begin: int) -> TensorEntry:
         valid = False
     if not valid:
         raise _no_safetensors(
-            file, f"its header says {printable(repr(fields))} of tensor {printable(repr(name))}"
+            file, f"its header says {escape(repr(fields))} of tensor {escape(repr(name))}"
         )
     width = FLOAT_TYPES.get(dtype)
     if width is not None and math.prod(shape) * width != end - begin:
         raise _no_safetensors(
             file,
-            f"tensor {printable(repr(name))} has {end - begin:,} bytes, "
-            f"which is not {dtype} of shape {printable(list(shape))}",
+            f"tensor {escape(repr(name))} has {end - begin:,} bytes, "
+            f"which is not {dtype} of shape {escape(list(shape))}",
         )
     return TensorEntry(file, name, dtype, shape, data_begin + begin, data_begin + end)
 

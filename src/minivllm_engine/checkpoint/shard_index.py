@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 
 # One of several files of a checkpoint, such as model-00001-of-00003.safetensors.
 _NUMBERED = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.\w+)")
@@ -54,7 +54,7 @@ def read_shard_index(file: Path) -> ShardIndex:
     if leaving:
         raise CheckpointError(
             f"{file} names a shard outside its directory",
-            why=printable(leaving[0]),
+            why=escape(leaving[0]),
             hint="Only files inside the model directory are read.",
         )
     absent = [name or "one without a name" for name in names if not _is_file(file.parent / name)]
@@ -74,7 +74,7 @@ def _what_is_wrong(error: Exception) -> str:
     if isinstance(error, OSError):
         return str(error.strerror)
     if isinstance(error, ValueError):
-        return printable(error)  # no JSON, not UTF-8, or empty
+        return escape(error)  # no JSON, not UTF-8, or empty
     if isinstance(error, RecursionError):
         return "its JSON is nested too deeply"
     return "weight_map is not there" if isinstance(error, KeyError) else "it is built otherwise"

@@ -22,7 +22,7 @@ from minivllm_engine.conversion.report import Cast, ShardReport
 from minivllm_engine.conversion.verifying import Verifier, sample_of
 from minivllm_engine.conversion.writing import ShardWriter
 from minivllm_engine.core.errors import CheckpointError, ConversionError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import format_size
 
 
@@ -104,7 +104,7 @@ class TargetBuilder:
         differences = verifier.header_differences + verifier.compare(names, counter)
         if differences:
             write_state(self._directory, self._word, ())
-            lines = [f"{printable(d.name)}: {d.detail}" for d in differences[:4]]
+            lines = [f"{escape(d.name)}: {d.detail}" for d in differences[:4]]
             raise ConversionError(
                 f"{len(differences)} differences between what was written and the source",
                 why="\n".join(lines),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.families import refuse_foreign
 from minivllm_engine.model_config.reader import ConfigReader
@@ -193,7 +193,7 @@ def _refuse_fla_settings(reader: ConfigReader) -> None:
     for key, is_wrong, what in wrong:
         if is_wrong:
             raise CheckpointError(
-                f"{reader.source}: {key} is {printable(repr(reader.get(key)))}",
+                f"{reader.source}: {key} is {escape(repr(reader.get(key)))}",
                 why=f"{what}: Gated DeltaNet layers of this family have no such thing",
                 hint="Use a model that was trained without it.",
             )

@@ -17,7 +17,7 @@ from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Piece, Problem
 from minivllm_engine.conversion.problems import filled_pattern, grouped, nearest, pattern_of
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 
 
 class Coverage:
@@ -107,7 +107,7 @@ class Coverage:
         """Of a tensor that a mapping has renamed to what no rule knows either."""
         if tensor.renamed_by is None:
             return ""
-        called = printable(pattern_of(tensor.bare.canonical))
+        called = escape(pattern_of(tensor.bare.canonical))
         return f"--mapping calls it {called}, which no rule knows"
 
     def _near_unmatched(self, names: list[str]) -> tuple[tuple[str, int], ...]:
@@ -148,7 +148,7 @@ class Coverage:
                 len(names),
                 f"given by {listed(given)}"
                 if len(given) != 2
-                else f"given by {printable(given[0])} and by {printable(given[1])}",
+                else f"given by {escape(given[0])} and by {escape(given[1])}",
             )
             problems.append(
                 self.blamed(problem, sources)
@@ -174,7 +174,7 @@ class Coverage:
         line = self._blame.line(name)
         if line is not None:
             does = "drops it" if self._blame.drops(line) else "makes something else of it"
-            return f"the line {printable(repr(line))} of --mapping {does}"
+            return f"the line {escape(repr(line))} of --mapping {does}"
         if name == HEAD:
             return 'if the head is the embedding, config.json must say "tie_word_embeddings": true'
         return ""
@@ -190,7 +190,7 @@ class Coverage:
         otherwise = self._given_otherwise(problem, names)
         if otherwise is not None:
             return otherwise
-        advice = f"a source that holds all parts of {printable(problem.name)}"
+        advice = f"a source that holds all parts of {escape(problem.name)}"
         return replace(problem, advice=advice, remedy=advice)
 
     def _given_otherwise(self, problem: Problem, names: list[str]) -> Problem | None:

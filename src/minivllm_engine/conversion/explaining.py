@@ -10,7 +10,7 @@ from minivllm_engine.conversion.plan import Piece, Plan, Rows, TargetTensor
 from minivllm_engine.conversion.styles import find_rule
 from minivllm_engine.conversion.targets import SHORT_DTYPES
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
 
 
@@ -49,7 +49,7 @@ def explain(plan: Plan, name: str) -> tuple[Explanation, ...]:
     if not found:
         close = difflib.get_close_matches(name, [*entries, *targets], n=3, cutoff=0.6)
         raise CheckpointError(
-            f"no tensor is called {printable(name)}",
+            f"no tensor is called {escape(name)}",
             why=f"{plan.source.path} holds {count_text(len(entries), 'tensor')}",
             hint=f"Nearest: {listed(dict.fromkeys(close))}"
             if close

@@ -9,7 +9,7 @@ from typing import Literal
 
 from minivllm_engine.conversion.options import ConvertOptions, Renames
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import count_text
 
 # Of a key that stands before a colon on its line, by the rules of YAML.
@@ -104,7 +104,7 @@ def joined(fixes: Iterable[Fix]) -> Fix:
 
 def glob_of(name: str, count: int = 1) -> str:
     """A glob for a name, or a pattern of `count` names, that can be printed and typed."""
-    if count == 1 and printable(name) == name and not mistake_in_glob(name):
+    if count == 1 and escape(name) == name and not mistake_in_glob(name):
         return name
     signs = "*?[" if count == 1 else "?["
     short = name if len(name) <= 2 * _KEPT else f"{name[:_KEPT]}\0{name[-_KEPT:]}"

@@ -19,7 +19,7 @@ from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import MAPPING, Plan, partial_path
 from minivllm_engine.conversion.report import Cast, ShardReport
 from minivllm_engine.core.errors import CheckpointError, ConfigError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.generation_config import read_json_object
 
 
@@ -149,7 +149,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{file} is not a manifest of convert-weights",
             why="its shards lack a name, a size or a hash"
             if is_one
-            else f"its kind is {printable(repr(manifest.get('kind')))}, not 'manifest'",
+            else f"its kind is {escape(repr(manifest.get('kind')))}, not 'manifest'",
             hint=f"Convert again: {_command(directory)} --overwrite",
         )
     return manifest
@@ -193,6 +193,6 @@ def manifest_options(manifest: Mapping[str, Any], file: Path) -> ConvertOptions:
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(
             f"{file} does not say how it was converted",
-            why=f"its options cannot be read: {printable(str(error))}",
+            why=f"its options cannot be read: {escape(str(error))}",
             hint=f"Convert again: {_command(file.parent)} --overwrite",
         ) from None

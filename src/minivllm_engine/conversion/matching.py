@@ -15,7 +15,7 @@ from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Dropped, Piece, Problem
 from minivllm_engine.conversion.problems import grouped
 from minivllm_engine.conversion.styles import find_rule
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _wrong_shapes(
     """Of (name, first target, shape, shape that the config asks for) of each such tensor."""
     by_remedy: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for name, target, shape, wanted in found:
-        detail = f"is {printable(list(shape))}, config.json asks for {list(wanted)}"
+        detail = f"is {escape(list(shape))}, config.json asks for {list(wanted)}"
         if remedies.is_flat_convolution(target, shape, wanted):
             detail += ": where the third dimension was would tell how norms are stored"
         by_remedy[remedies.for_wrong_shape(target, shape, wanted)].append((name, detail))

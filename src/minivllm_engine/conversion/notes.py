@@ -7,7 +7,7 @@ from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import FUSED_DELTANET
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
 from minivllm_engine.model_config.families import unknown_model_type
 
@@ -30,7 +30,7 @@ def plan_notes(
     unknown = unknown_model_type(source.config)
     if unknown is not None and "qwen3_next" not in unknown:
         notes.append(
-            f"{source.config_file}: model_type {printable(repr(unknown))} is not known; the keys are those "
+            f"{source.config_file}: model_type {escape(repr(unknown))} is not known; the keys are those "
             "of this family, and the weights are taken for one of it"
         )
     if head_differs:
@@ -65,14 +65,14 @@ def _unused(named: list[NamedTensor], options: ConvertOptions, layouts: Layouts)
     for source, target in options.renames:
         if not any(tensor.renamed_by == source for tensor in named):
             what = "the drop of" if target is None else "the rename of"
-            notes.append(f"{what} {printable(repr(source))} matches no tensor")
+            notes.append(f"{what} {escape(repr(source))} matches no tensor")
     held, wanted = [tensor.entry.name for tensor in named], list(layouts.expected)
     for word, globs, among in (
         ("allow_unmatched", options.allow_unmatched, held),
         ("allow_missing", options.allow_missing, wanted),
     ):
         notes += [
-            f"{word} {printable(repr(glob))} matches no tensor"
+            f"{word} {escape(repr(glob))} matches no tensor"
             for glob in globs
             if not any(matches(name, [glob]) for name in among)
         ]

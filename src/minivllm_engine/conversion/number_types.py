@@ -4,7 +4,7 @@ from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES
 from minivllm_engine.conversion.matching import Matching
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
 
 _QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
@@ -25,7 +25,7 @@ def check_types(source: Source, matching: Matching) -> None:
     what, remedy = _kind_of(wrong[0].dtype)
     raise CheckpointError(
         f"{wrong[0].file} holds {tensors} of type {listed(sorted({e.dtype for e in wrong}))}",
-        why=f"such as {printable(wrong[0].name)}: {what}; only {', '.join(FLOAT_TYPES)} can be converted",
+        why=f"such as {escape(wrong[0].name)}: {what}; only {', '.join(FLOAT_TYPES)} can be converted",
         hint=remedy,
     )
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
 from minivllm_engine.core.errors import ConfigError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 # Lines of a mapping: (source pattern, target pattern or None).
 Renames = tuple[tuple[str, str | None], ...]
@@ -55,7 +55,7 @@ class ConvertOptions:
             if getattr(self, key) not in known:
                 words = [word for word in known if word]
                 raise ConfigError(
-                    f"{key} is {printable(repr(getattr(self, key)))}",
+                    f"{key} is {escape(repr(getattr(self, key)))}",
                     why=f"{len(words)} choices are known",
                     hint=f"One of {', '.join(words)}.",
                 )
@@ -81,9 +81,9 @@ def _check_rename(source: str, target: str | None) -> None:
         return
     pattern = source if mistake.side == "source" else target
     raise ConfigError(
-        f"rename pattern {printable(repr(pattern))}: {printable(mistake.what)} (character {mistake.at + 1})",
-        why=printable(mistake.why),
-        hint=printable(mistake.hint),
+        f"rename pattern {escape(repr(pattern))}: {escape(mistake.what)} (character {mistake.at + 1})",
+        why=escape(mistake.why),
+        hint=escape(mistake.hint),
     )
 
 
@@ -91,7 +91,7 @@ def _check_glob(option: str, glob: str) -> None:
     mistake = mistake_in_glob(glob)
     if mistake is not None:
         raise ConfigError(
-            f"{option} {printable(repr(glob))}: {mistake.what} (character {mistake.at + 1})",
+            f"{option} {escape(repr(glob))}: {mistake.what} (character {mistake.at + 1})",
             why=mistake.why,
             hint=mistake.hint,
         )

@@ -10,7 +10,7 @@ from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.torch_file import load_torch_file
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -80,7 +80,7 @@ class TensorReader:
             # One read gives 2 GiB at most.
             count = stream.readinto(data[done:])
             if not count:
-                raise _changed(entry, f"it ends inside {printable(entry.name)}")
+                raise _changed(entry, f"it ends inside {escape(entry.name)}")
             done += count
 
     def _mapped_tensor(self, entry: TensorEntry) -> torch.Tensor:
@@ -92,7 +92,7 @@ class TensorReader:
             self._mapped[entry.file] = weights.tensors
         tensor = self._mapped[entry.file].get(entry.name)
         if tensor is None or tuple(tensor.shape) != entry.shape:
-            raise _changed(entry, f"{printable(entry.name)} is not as it was")
+            raise _changed(entry, f"{escape(entry.name)} is not as it was")
         return tensor
 
 

@@ -8,7 +8,7 @@ from minivllm_engine.checkpoint.names import EMBEDDING, HEAD
 from minivllm_engine.conversion.fixes import Fix, glob_of
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 OTHER_CONFIG = "--model-config FILE with the config.json that was saved with these weights"
 ANOTHER_SOURCE = "a source that holds "
@@ -41,7 +41,7 @@ def for_missing(problem: Problem, options: ConvertOptions) -> Problem:
 
 def for_two_sources(problem: Problem, fix: Fix, options: ConvertOptions) -> Problem:
     if not fix.helps:
-        advice = f"leave all but one source of {printable(problem.name)} out with --mapping"
+        advice = f"leave all but one source of {escape(problem.name)} out with --mapping"
         return replace(problem, advice=advice, remedy=advice)
     word = "" if fix.without else "leave one of them out: "
     return replace(problem, fix=fix, remedy=word + fix.text(options))

@@ -16,7 +16,7 @@ from minivllm_engine.conversion.source_files import (
     side_files,
 )
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import count_text
 from minivllm_engine.model_config.generation_config import read_json_object
 
@@ -130,8 +130,7 @@ def _read_config(file: Path, *, given: bool) -> Mapping[str, Any]:
         method = config[key]
         name = method.get("quant_method") if isinstance(method, Mapping) else None
         raise CheckpointError(
-            f"{file} says that the weights are quantised"
-            + (f" ({printable(name)})" if name else ""),
+            f"{file} says that the weights are quantised" + (f" ({escape(name)})" if name else ""),
             why=f"{key} is set; only {', '.join(FLOAT_TYPES)} can be converted",
             hint="Dequantise the checkpoint first, or use the one that it was made from.",
         )
@@ -169,7 +168,7 @@ def _read_tensors(
     for entry in tensors:
         if entry.name in files:
             raise CheckpointError(
-                f"two files hold the tensor {printable(entry.name)}",
+                f"two files hold the tensor {escape(entry.name)}",
                 why=f"{files[entry.name]} and {entry.file}",
                 hint="Remove the file that does not belong to the checkpoint.",
             )
@@ -190,7 +189,7 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
     for name, file in index.weight_map.items():
         if files.get(name) != file:
             where = f"it lies in {files[name]}" if name in files else "no shard holds it"
-            name, file = printable(name), printable(file)
+            name, file = escape(name), escape(file)
             raise CheckpointError(
                 f"{index.file} does not describe its shards",
                 why=f"it says that {name} lies in {file}; {where}",
@@ -200,7 +199,7 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
     if unlisted:
         raise CheckpointError(
             f"{index.file} does not describe its shards",
-            why=f"it leaves out {count_text(len(unlisted), 'tensor')}, such as {printable(unlisted[0])}",
+            why=f"it leaves out {count_text(len(unlisted), 'tensor')}, such as {escape(unlisted[0])}",
             hint=remedy,
         )
     size = sum(entry.num_bytes for entry in tensors)
@@ -213,7 +212,7 @@ def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
 
 
 def _key(entered: tuple[str, ...]) -> str:
-    return printable(".".join(entered)) if entered else "no key"
+    return escape(".".join(entered)) if entered else "no key"
 
 
 def _check_layout(tensors: list[TensorEntry]) -> None:
@@ -223,7 +222,7 @@ def _check_layout(tensors: list[TensorEntry]) -> None:
         refused = refusal(without_wrappers(entry.name))
         if refused:
             raise CheckpointError(
-                f"{entry.file} holds {printable(entry.name)}",
+                f"{entry.file} holds {escape(entry.name)}",
                 why=refused.why,
                 hint=refused.remedy,
             )

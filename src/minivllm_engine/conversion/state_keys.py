@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 
 
 def key_text(key: object) -> str:
@@ -31,8 +31,8 @@ def level_of(file: Path, level: Mapping[Any, Any]) -> dict[str, Any]:
         text = key_text(key)
         if text in named:
             raise CheckpointError(
-                f"{file} holds two entries that are called {printable(text)}",
-                why=f"their keys are of different types, one is {printable(repr(key))}",
+                f"{file} holds two entries that are called {escape(text)}",
+                why=f"their keys are of different types, one is {escape(repr(key))}",
                 hint="Save the weights alone, under strings: torch.save(model.state_dict(), FILE).",
             )
         named[text] = value
@@ -60,7 +60,7 @@ def find_weights_key(file: Path, root: Any, state_key: str) -> tuple[str, ...]:
         options = [key_option(root, (key_text(key),)) for key in _dictionaries(root)]
         known = [option for option in options if option]
         raise CheckpointError(
-            f"{file} has no container {printable(repr(state_key))}",
+            f"{file} has no container {escape(repr(state_key))}",
             why=f"keys at its first level: {listed(map(key_text, root), 8) or 'none'}"
             if isinstance(root, Mapping)
             else f"it holds no dictionary, but {type(root).__name__}",
@@ -74,7 +74,7 @@ def find_weights_key(file: Path, root: Any, state_key: str) -> tuple[str, ...]:
 def key_option(root: Any, path: tuple[str, ...]) -> str | None:
     """`--state-key ...` that leads to `path`, ready for a shell; None where none does."""
     text = ".".join(path)
-    if not text or printable(text) != text or next(_paths(root, text), None) != path:
+    if not text or escape(text) != text or next(_paths(root, text), None) != path:
         return None
     return f"--state-key {shlex.quote(text)}"
 

@@ -11,7 +11,7 @@ from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 FUSED_DELTANET = frozenset(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"))
 _CONV = "linear_attn.conv1d.weight"
@@ -97,8 +97,8 @@ def _is_mlx(layers: Mapping[int, Mapping[str, NamedTensor]]) -> bool:
         other = next(tensor for tensor in convs if tensor not in moved)
         raise CheckpointError(
             "the convolutions follow two conventions",
-            why=f"{printable(moved[0].entry.name)} is {list(moved[0].entry.shape)} (MLX), "
-            f"{printable(other.entry.name)} is {printable(list(other.entry.shape))}",
+            why=f"{escape(moved[0].entry.name)} is {list(moved[0].entry.shape)} (MLX), "
+            f"{escape(other.entry.name)} is {escape(list(other.entry.shape))}",
             hint="Convert one checkpoint at a time.",
         )
     return bool(moved)

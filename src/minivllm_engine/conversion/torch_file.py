@@ -22,7 +22,7 @@ from minivllm_engine.conversion.state_keys import (
     walk,
 )
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 
 # Keys under which trainers keep the weights, and those of averaged weights.
 CONTAINERS = (
@@ -155,7 +155,7 @@ def _load(file: Path) -> Any:
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
         raise CheckpointError(
             f"{file} is truncated or broken",
-            why=printable(str(error).split("\n")[0]),
+            why=escape(str(error).split("\n")[0]),
             hint="Copy the file again from where it came from.",
         ) from None
 
@@ -164,9 +164,7 @@ def _object_named_in(text: str) -> str:
     # torch's own text tells how to load the file nevertheless, which runs what is in it.
     named = re.search(r"GLOBAL ([\w.]+)", text)
     return (
-        "it is no plain dictionary of tensors"
-        if named is None
-        else f"it names {printable(named[1])}"
+        "it is no plain dictionary of tensors" if named is None else f"it names {escape(named[1])}"
     )
 
 
@@ -251,14 +249,14 @@ def _tensors(
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise CheckpointError(
-                f"{file}: {printable(name)} has no data",
+                f"{file}: {escape(name)} has no data",
                 why=f"it is on the meta device: a shape {list(tensor.shape)} whose values were never loaded",
                 hint="Save the checkpoint again once its weights are loaded.",
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
             kind = "quantised" if tensor.is_quantized else "sparse"
             raise CheckpointError(
-                f"{file}: {printable(name)} is a {kind} tensor",
+                f"{file}: {escape(name)} is a {kind} tensor",
                 why=f"it is stored as {tensor.dtype} in {tensor.layout}, and no rows can be cut from that",
                 hint="Save it as a plain one: "
                 + ("tensor.dequantize()." if tensor.is_quantized else "tensor.to_dense()."),

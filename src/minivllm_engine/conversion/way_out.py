@@ -9,7 +9,7 @@ from minivllm_engine.conversion.planning import replanned
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.remedies import ANOTHER_SOURCE
 from minivllm_engine.core.errors import CheckpointError, ConversionError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
 
 # A fix may bring to light what another one mends; more than twice it is no way out.
@@ -51,7 +51,7 @@ def not_covered(plan: Plan) -> ConversionError:
     first = plan.problems[0]
     return ConversionError(
         f"{', '.join(counted(plan.problems))}; nothing written",
-        why=f"{first.kind.replace('_', ' ')}: {printable(first.name)}"
+        why=f"{first.kind.replace('_', ' ')}: {escape(first.name)}"
         + (f": {first.detail}" if first.detail else "")
         + f"\n{reason(plan)}",
         hint=way_out(plan).text,

@@ -23,7 +23,7 @@ from minivllm_engine.conversion.values import (
     max_relative_error,
 )
 from minivllm_engine.core.errors import ConversionError
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
 
 _SHOWN = 8
@@ -120,7 +120,7 @@ class ShardWriter:
             source = self._read(piece.source)
             held = count_non_finite(source, source.dtype)
             if held:
-                return f"{printable(piece.source)} ({held} values)"
+                return f"{escape(piece.source)} ({held} values)"
         return None
 
     def _sources(self, target: TargetTensor) -> list[str]:

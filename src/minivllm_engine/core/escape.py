@@ -6,7 +6,7 @@ from collections.abc import Iterable
 _LIMIT = 200
 
 
-def printable(text: object, limit: int = _LIMIT) -> str:
+def escape(text: object, limit: int = _LIMIT) -> str:
     """`text` on one line: what is no visible character is escaped, the middle of a long text left out.
 
     Control characters, line breaks, marks that turn the direction of writing and lone surrogates become
@@ -24,8 +24,8 @@ def printable(text: object, limit: int = _LIMIT) -> str:
 
 
 def listed(texts: Iterable[object], most: int = 4) -> str:
-    """Up to `most` of `texts`, each `printable`, and how many more there are."""
-    shown = [printable(text) for text in texts]
+    """Up to `most` of `texts`, each escaped, and how many more there are."""
+    shown = [escape(text) for text in texts]
     more = f" and {len(shown) - most:,} more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more
 

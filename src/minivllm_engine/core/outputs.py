@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token's logprob. `rank` 1 is the likeliest."""
+    """One token's logprob. `rank` 1 is the most likely."""
 
     token_id: int
     logprob: float
@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Logprobs at one position: the token that stands there, and the likeliest ones, best first."""
+    """Logprobs at one position: the token that stands there, and the most likely ones, best first."""
 
     sampled: TokenLogprob
     top: tuple[TokenLogprob, ...]

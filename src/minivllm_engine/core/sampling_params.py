@@ -44,9 +44,9 @@ class SamplingParams(BaseModel):
 
     Attributes:
         temperature: 0 is exact argmax; otherwise logits are divided by it. Default 1.0.
-        top_p: smallest set of tokens whose probabilities reach it; 0 keeps the likeliest token only.
-        top_k: the k likeliest tokens; -1, 0 or the vocabulary's size and more keep all.
-        min_p: drops tokens less likely than min_p times the likeliest.
+        top_p: smallest set of tokens whose probabilities reach it; 0 keeps the most likely token only.
+        top_k: the k most likely tokens; -1, 0 or the vocabulary's size and more keep all.
+        min_p: drops tokens less likely than min_p times the most likely.
         repetition_penalty: divides positive and multiplies negative logits of tokens that occur in the
             prompt or the output (CTRL, arXiv 1909.05858).
         presence_penalty, frequency_penalty: subtracted once, or once an occurrence, for tokens of the output.
@@ -60,7 +60,7 @@ class SamplingParams(BaseModel):
         stop_token_ids: further ids that end an output.
         ignore_eos: the model's own end ids do not end an output.
         prefix_cache: may the request start from what earlier ones left, and leave something itself?
-        logprobs: report the logprobs of the sampled token and of that many likeliest (log-softmax of
+        logprobs: report the logprobs of the sampled token and of that many most likely (log-softmax of
             the model's logits, before any penalty or temperature).
         prompt_logprobs: the same for each token of the prompt but the first, given those before it. All
             of the prompt must be computed for that, so the request does without the prefix cache.

@@ -1,10 +1,10 @@
-"""The one grid: where the delta rule's chunks and the KV blocks both end."""
+"""The snapshot interval: where the delta rule's chunks and the KV blocks both end."""
 
 from math import lcm
 
 DELTA_RULE_CHUNK = 64
 
 
-def boundary_grid(block_size: int) -> int:
+def snapshot_interval(block_size: int) -> int:
     """Tokens from one boundary to the next: snapshots lie on them, and reuse comes in such units."""
     return lcm(block_size, DELTA_RULE_CHUNK)

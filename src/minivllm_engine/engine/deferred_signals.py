@@ -12,7 +12,7 @@ _SIGNALS = tuple(
 )
 
 
-class HeldSignals:
+class DeferredSignals:
     """Within `with held:`, handlers that somebody has set in Python run late: where `release` lets them.
 
     An exception out of a handler can come between any two instructions. Between those that move a block from

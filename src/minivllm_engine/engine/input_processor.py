@@ -6,12 +6,12 @@ from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput, Timing, Usage
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
-from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.text.prompt import Prompt, read_prompt
 
 
-class Intake:
+class InputProcessor:
     """Reads prompts, checks them against the model, and numbers the requests by arrival."""
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -30,8 +30,8 @@ class Intake:
         place: int,
         *,
         counted: bool = True,
-    ) -> Answer:
-        """The answer to be written, with its requests, one an output.
+    ) -> RequestState:
+        """Make the state of a new request, with one Request an output.
 
         Args:
             place: of the prompt among those that came with it; its seed, if it has none of its own.
@@ -68,7 +68,7 @@ class Intake:
         ]
         self._num_arrived += len(requests)
         end_ids = frozenset() if resolved.ignore_eos else self._end_ids
-        return Answer(request_id, requests, self._tokenizer, end_ids, split_reasoning=is_chat)
+        return RequestState(request_id, requests, self._tokenizer, end_ids, split_reasoning=is_chat)
 
     def probe(self, prompt: Prompt) -> Request:
         """A prompt as a request that will not run.

@@ -15,10 +15,10 @@ from minivllm_engine.cache.prefix_cache import PrefixCache
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import FinishReason, PositionLogprobs, RequestOutput
 from minivllm_engine.core.request import Request
-from minivllm_engine.engine.deferred_signals import HeldSignals
-from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.engine.deferred_signals import DeferredSignals
+from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.runner.model_runner import ModelRunner
-from minivllm_engine.runner.sampler import Draw, Sampled, SamplingRow
+from minivllm_engine.runner.sampler import Sampled, SampleHandle, SamplingRow
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
 from minivllm_engine.scheduling.scheduler import Scheduler
 from minivllm_engine.tensors.model_input import AwaitedTokens
@@ -31,7 +31,7 @@ class StepInFlight:
     """A step that was launched and not yet collected: what it draws, or why it failed."""
 
     batch: ScheduledBatch
-    draw: Draw | None = None
+    draw: SampleHandle | None = None
     scored: tuple[PositionLogprobs | None, ...] = ()
     failure: Exception | None = None
 
@@ -45,14 +45,14 @@ class StepInFlight:
 
 
 class EngineLoop:
-    """Owns the answers that are being written, and the steps in flight.
+    """Owns the requests that have not finished, and the steps in flight.
 
     Args:
         overlap: launch a step before the one before it is collected, where that is possible.
 
     Attributes:
         signals: held by whoever calls, but while the model computes.
-        answers: those that are not finished, by request id.
+        request_states: those that are not finished, by request id.
         bound_steps: how many steps were as small as they were for which reason.
     """
 
@@ -61,8 +61,8 @@ class EngineLoop:
     ) -> None:
         self.runner: ModelRunner | None = runner
         self.overlap = overlap
-        self.signals = HeldSignals()
-        self.answers: dict[str, Answer] = {}
+        self.signals = DeferredSignals()
+        self.request_states: dict[str, RequestState] = {}
         self.prompt_tokens_computed = 0
         self.output_tokens = 0
         self.bound_steps: Counter[str] = Counter()
@@ -77,24 +77,24 @@ class EngineLoop:
 
     def close(self) -> None:
         self.runner, self._flight = None, None
-        self.answers.clear()
+        self.request_states.clear()
 
-    def add(self, answer: Answer) -> None:
-        """Begin to write an answer."""
-        self.answers[answer.request_id] = answer
-        for request in answer.requests:
+    def add(self, state: RequestState) -> None:
+        """Begin to answer a request."""
+        self.request_states[state.request_id] = state
+        for request in state.requests:
             self._scheduler.add(request)
 
-    def abort(self, request_id: str) -> Answer | None:
-        """End an answer with what it has. None where there is no such answer (any more)."""
-        answer = self.answers.pop(request_id, None)
-        if answer is None:
+    def abort(self, request_id: str) -> RequestState | None:
+        """End a request with what it has. None if there is no such request (any more)."""
+        state = self.request_states.pop(request_id, None)
+        if state is None:
             return None
-        for request in answer.requests:
+        for request in state.requests:
             self._scheduler.finish(request)
-        answer.end_all(FinishReason.ABORT)
+        state.end_all(FinishReason.ABORT)
         self._land_if_idle()
-        return answer
+        return state
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class EngineLoop:
             self.bound_steps[self._scheduler.bound_by] += 1
         for sequence in batch.sequences:
             if sequence.start < len(sequence.request.prompt_ids):
-                self.answers[sequence.request.request_id].mark_started()
+                self.request_states[sequence.request.request_id].mark_started()
         runner = self.open_runner()
         try:
             self.signals.release()
@@ -161,7 +161,7 @@ class EngineLoop:
             if sequence.samples:
                 request = sequence.request
                 position = sequence.start + sequence.length
-                answer = self.answers[request.request_id]
+                state = self.request_states[request.request_id]
                 count = position - len(request.prompt_ids)
                 rows.append(
                     SamplingRow(
@@ -170,7 +170,7 @@ class EngineLoop:
                         position=position,
                         prompt_ids=request.prompt_ids,
                         output_ids=request.output_ids,
-                        forbidden_ids=answer.forbidden_ids(count),
+                        forbidden_ids=state.forbidden_ids(count),
                     )
                 )
         return rows
@@ -192,71 +192,71 @@ class EngineLoop:
             self.signals.hold()
         token_ids = [None if one is None else one.token_id for one in sampled]
         self._scheduler.commit(flight.batch, token_ids)
-        news: dict[str, Answer] = {}
+        news: dict[str, RequestState] = {}
         scored = iter(flight.scored)
         for sequence, one in zip(flight.batch.sequences, sampled, strict=True):
             request = sequence.request
             scores = list(islice(scored, len(sequence.scored))) if sequence.scored else []
             if request.status == "finished":
                 continue
-            answer = self.answers[request.request_id]
-            news[request.request_id] = answer
+            state = self.request_states[request.request_id]
+            news[request.request_id] = state
             if sequence.start < len(request.prompt_ids):
                 end = min(sequence.start + sequence.length, len(request.prompt_ids))
                 self.prompt_tokens_computed += end - sequence.start
-            if scores and not self._take_scores(answer, request, scores):
+            if scores and not self._take_scores(state, request, scores):
                 continue
             if one is not None:
-                self._take_token(answer, request, one)
-        return [self._report(answer) for answer in news.values()]
+                self._take_token(state, request, one)
+        return [self._report(state) for state in news.values()]
 
     @staticmethod
-    def _results(batch: ScheduledBatch, draw: Draw) -> list[Sampled | None]:
+    def _results(batch: ScheduledBatch, draw: SampleHandle) -> list[Sampled | None]:
         """One entry a sequence; None where it does not sample."""
         results = iter(draw.results())
         return [next(results) if sequence.samples else None for sequence in batch.sequences]
 
     def _land_if_idle(self) -> None:
         """A step in flight that nobody waits for any more need not be waited for."""
-        if self._flight is not None and not self.answers:
+        if self._flight is not None and not self.request_states:
             self._scheduler.commit(self._flight.batch, [None] * len(self._flight.batch.sequences))
             self._flight = None
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _take_scores(
-        self, answer: Answer, request: Request, scores: Sequence[PositionLogprobs | None]
+        self, state: RequestState, request: Request, scores: Sequence[PositionLogprobs | None]
     ) -> bool:
         """Keep the logprobs of prompt tokens; False where some are dead and the request has ended."""
         for score in scores:
             if score is None:
-                self._end_dead(answer, request, len(request.prompt_logprobs) + 1)
+                self._end_non_finite(state, request, len(request.prompt_logprobs) + 1)
                 return False
             request.prompt_logprobs.append(score)
         return True
 
-    def _end_dead(self, answer: Answer, request: Request, position: int) -> None:
+    def _end_non_finite(self, state: RequestState, request: Request, position: int) -> None:
         error = EngineError(
-            "the model gave dead logits: not finite, or all equal",
+            "the model gave non-finite logits, or all equal",
             why=f"at position {position} of {request.request_id}",
             code="non_finite_logits",
         )
-        for other in answer.requests:
+        for other in state.requests:
             self._cache.forget(other)
-        self._fail(answer, error)
+        self._fail(state, error)
 
-    def _take_token(self, answer: Answer, request: Request, one: Sampled) -> None:
+    def _take_token(self, state: RequestState, request: Request, one: Sampled) -> None:
         if one.token_id is None:
-            self._end_dead(answer, request, request.num_tokens)
+            self._end_non_finite(state, request, request.num_tokens)
             return
         self.output_tokens += 1
-        if answer.add_token(request, one.token_id, one.logprobs) is not None:
+        if state.add_token(request, one.token_id, one.logprobs) is not None:
             self._scheduler.finish(request)
 
-    def _fail(self, answer: Answer, error: EngineError) -> None:
-        for request in answer.requests:
+    def _fail(self, state: RequestState, error: EngineError) -> None:
+        for request in state.requests:
             self._scheduler.finish(request)
-        answer.end_all(FinishReason.ERROR, error)
+        state.end_all(FinishReason.ERROR, error)
 
     def _collect_failure(self, batch: ScheduledBatch, failure: Exception) -> list[RequestOutput]:
         self._flight = None  # it started from what the failed step was to leave
@@ -268,21 +268,21 @@ class EngineLoop:
             )
         outputs = []
         for request in self._scheduler.roll_back(batch):
-            answer = self.answers.get(request.request_id)
-            if answer is None:
+            state = self.request_states.get(request.request_id)
+            if state is None:
                 continue
             error = EngineError(
                 f"the engine failed on this request: {type(failure).__name__}: {failure}"
             )
             error.__cause__ = failure
-            self._fail(answer, error)
-            outputs.append(self._report(answer))
+            self._fail(state, error)
+            outputs.append(self._report(state))
         return outputs
 
-    def _report(self, answer: Answer) -> RequestOutput:
-        if answer.finished:
-            self.answers.pop(answer.request_id, None)
-        return answer.snapshot()
+    def _report(self, state: RequestState) -> RequestOutput:
+        if state.finished:
+            self.request_states.pop(state.request_id, None)
+        return state.snapshot()
 
 
 def _needs_all_tokens(request: Request) -> bool:

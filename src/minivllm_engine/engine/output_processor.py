@@ -33,7 +33,7 @@ class _Output:
     sent_reasoning: int = 0
 
 
-class Answer:
+class RequestState:
     """Turns sampled tokens into a RequestOutput.
 
     Args:

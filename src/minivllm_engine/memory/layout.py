@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.snapshot_interval import snapshot_interval
 from minivllm_engine.memory.device_memory import DeviceMemory
 
 SHORTEST_SEQUENCE = 2  # one token of prompt, one of answer
@@ -95,7 +95,7 @@ class MemoryPlan:
         """Tokens of the shortest prefix that can be found in the cache; None where none can."""
         if not self.prefix_cache or not self.num_snapshots:
             return None
-        shortest = boundary_grid(self.block_size)
+        shortest = snapshot_interval(self.block_size)
         # One more token must be left to compute, and one to answer with.
         return shortest if shortest + SHORTEST_SEQUENCE <= self.max_model_len else None
 

@@ -53,13 +53,13 @@ def parameter_bytes(model: ModelConfig, dtype: str, *, without: str | None) -> i
 
 
 def _derived_bytes(model: ModelConfig, dtype: str) -> int:
-    """fp32 scales of the norms, fp32 taps of the convolutions (where they are not), fp64 gates."""
+    """fp32 scales of the norms, fp32 conv_weight of the convolutions (where they are not), fp64 gates."""
     norms = (2 * model.num_hidden_layers + 1) * model.hidden_size * 4
     heads = model.num_attention_heads + model.num_key_value_heads
     attention = model.num_attention_layers * heads * model.head_dim * 4
-    taps = 0 if dtype == "fp32" else model.linear_conv_kernel_dim * model.conv_dim * 4
+    conv_weight = 0 if dtype == "fp32" else model.linear_conv_kernel_dim * model.conv_dim * 4
     gates = 2 * model.linear_num_value_heads * 8
-    return norms + attention + model.num_linear_layers * (taps + gates)
+    return norms + attention + model.num_linear_layers * (conv_weight + gates)
 
 
 def slot_bytes(model: ModelConfig, dtype: str, state_dtype: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.families import refuse_foreign, refuse_other_families
 from minivllm_engine.model_config.reader import ConfigReader
 from minivllm_engine.model_config.rope import RopeConfig, read_rope
@@ -119,7 +119,7 @@ class ModelConfig:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{file} is not valid JSON",
-                why=printable(error),
+                why=escape(error),
                 hint="Copy the file again from where the model came from.",
             ) from None
         if not isinstance(content, dict):
@@ -179,7 +179,7 @@ def _read_sizes(reader: ConfigReader) -> dict[str, int]:
     if missing:
         raise CheckpointError(
             f"{reader.source} has no {', '.join(missing)}",
-            why=f"model_type is {printable(repr(reader.get('model_type')))}",
+            why=f"model_type is {escape(repr(reader.get('model_type')))}",
             hint="Only Gated DeltaNet hybrids of the Qwen3.5 family can be run; "
             "their configs hold these keys.",
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.reader import ConfigReader
 
 # Its own names, and those of producers whose configs are adapted before they are read as one of it.
@@ -79,7 +79,7 @@ def refuse_foreign(reader: ConfigReader) -> None:
     if model_type is None or _OWN.fullmatch(model_type) or not _FOREIGN.fullmatch(model_type):
         return
     raise CheckpointError(
-        f"{reader.source}: model_type {printable(repr(model_type))} is another architecture",
+        f"{reader.source}: model_type {escape(repr(model_type))} is another architecture",
         why="it computes something else, whether or not its tensors have the shapes of this family",
         hint='If the weights are a Gated DeltaNet hybrid all the same, write "model_type": '
         '"qwen3_5_text" into that file.',

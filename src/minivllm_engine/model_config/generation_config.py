@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from minivllm_engine.core.config import SamplingOptions, message
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 _KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _COPY_AGAIN = "Copy the file again from where the model came from."
@@ -39,7 +39,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} cannot be read", why=printable(error), hint=_COPY_AGAIN
+            f"{path} cannot be read", why=escape(error), hint=_COPY_AGAIN
         ) from None
     if not isinstance(value, dict):
         raise CheckpointError(
@@ -58,7 +58,7 @@ def id_tuple(value: object, path: Path) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise CheckpointError(
             f"{path}: eos_token_id is no token id",
-            why=f"got {printable(repr(value))}",
+            why=f"got {escape(repr(value))}",
             hint="It is a whole number, or a list of them.",
         )
     return tuple(ids)
@@ -86,7 +86,7 @@ def load_generation_config(model_path: Path) -> GenerationConfig:
         key = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
             f"{path}: {key}: {message(first)}",
-            why=f"got {printable(repr(first['input']))}",
+            why=f"got {escape(repr(first['input']))}",
             hint="Correct it there, or take it out: it only recommends how to sample.",
         ) from None
     return GenerationConfig(sampling, id_tuple(raw.get("eos_token_id"), path))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _REPAIR = "Correct it there, or use the config.json that was saved with these weights."
@@ -25,7 +25,7 @@ class ConfigReader:
         if not isinstance(text, Mapping):
             raise CheckpointError(
                 f"{source}: text_config is not an object",
-                why=f"but {printable(repr(text))}",
+                why=f"but {escape(repr(text))}",
                 hint=_REPAIR,
             )
         self.source = source
@@ -43,7 +43,7 @@ class ConfigReader:
         self, key: str, value: object, expected: str, hint: str | None = None
     ) -> CheckpointError:
         return CheckpointError(
-            f"{self.source}: {key} is {printable(repr(value))}",
+            f"{self.source}: {key} is {escape(repr(value))}",
             why=f"expected {expected}",
             hint=hint or _REPAIR,
         )

@@ -140,7 +140,7 @@ class MiniQwenForCausalLM(nn.Module):
     def hidden_states(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
         """`forward` without the head: [num_tokens, hidden_size], after the last norm."""
         residual, products = self._layers(batch, pool)
-        return products.finish(residual, self.norm)
+        return products.final_norm(residual, self.norm)
 
     def all_logits(
         self, batch: ModelInput, pool: CachePool, out: torch.Tensor | None = None
@@ -154,7 +154,7 @@ class MiniQwenForCausalLM(nn.Module):
     ) -> torch.Tensor:
         """As `hidden_states`, of a step whose plan was made by others."""
         stream = F.embedding(token_ids, self.embedding)
-        return plan.products.finish(self._run_layers(stream, plan, pool), self.norm)
+        return plan.products.final_norm(self._run_layers(stream, plan, pool), self.norm)
 
     def _layers(self, batch: ModelInput, pool: CachePool) -> tuple[Residual, Products]:
         plan = StepPlan.build(

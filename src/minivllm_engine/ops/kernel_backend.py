@@ -64,16 +64,18 @@ def _lane_plan(decodes: Decodes) -> LanePlan:
 def _conv_step(
     x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: LanePlan
 ) -> torch.Tensor:
-    return conv.causal_conv_step(x, pool, weights.taps, slots=plan.slots, positions=plan.positions)
+    return conv.causal_conv_step(
+        x, pool, weights.conv_weight, slots=plan.slots, positions=plan.positions
+    )
 
 
 def _conv_chunks(
     x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ConvPlan
 ) -> torch.Tensor:
-    return conv.causal_conv_prefill(x, pool, weights.taps, plan)
+    return conv.causal_conv_prefill(x, pool, weights.conv_weight, plan)
 
 
-def _conv_chunk_plan(chunks: Chunks, num_taps: int) -> conv.ConvPlan:
+def _conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.ConvPlan:
     return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
@@ -132,7 +134,7 @@ def _prompt_plan(chunks: Chunks) -> fla.ChunkPlan | rule.RecurrentPlan:
     return _fla_plan(chunks)
 
 
-def _static_chunk(
+def _graph_chunk(
     buffers: ChunkBuffers, shape: KVShape, dtype: torch.dtype
 ) -> tuple[attention.AttentionPlan, conv.ConvPlan, rule.RecurrentPlan]:
     tile = prefill_tile(shape, dtype, device_limits(buffers.numbers.device))
@@ -204,7 +206,7 @@ def kernel_operations(
         "reference": REFERENCE_ATTENTION,
     }
     return Operations(
-        static_decode=attend != "reference" and step != "reference",
+        graph_decode=attend != "reference" and step != "reference",
         products=SeparateProducts(
             linear=plain_linear,
             output_head=plain_output_head,
@@ -232,5 +234,5 @@ def kernel_operations(
         inputs_adjacent=True,
         few_rows=SmallBatchProducts(),
         max_few_rows=_FEW_ROWS,
-        static_chunk=_static_chunk if chunks == "auto" and attend == "triton" else None,
+        graph_chunk=_graph_chunk if chunks == "auto" and attend == "triton" else None,
     )

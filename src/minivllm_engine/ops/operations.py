@@ -21,12 +21,12 @@ class DeltaNetWeights:
     """What a Gated DeltaNet layer computes with between its projections. H key heads, HV value heads.
 
     Attributes:
-        taps: [W, conv_dim] of the convolution.
+        conv_weight: [W, conv_dim] of the convolution.
         A_log, dt_bias: [HV] fp32, of the decay.
         key_dim, value_dim: of all heads together.
     """
 
-    taps: torch.Tensor
+    conv_weight: torch.Tensor
     A_log: torch.Tensor
     dt_bias: torch.Tensor
     num_heads: int
@@ -46,8 +46,8 @@ class DeltaNetWeights:
         )
 
     @cached_property
-    def fp32_taps(self) -> tuple[torch.Tensor, ...]:
-        return self.taps.float().unbind(0)
+    def fp32_conv_weight(self) -> tuple[torch.Tensor, ...]:
+        return self.conv_weight.float().unbind(0)
 
     @cached_property
     def fp64_gate(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +118,7 @@ class DeltaNetOperations:
 
     Attributes:
         conv_step_plan, step_plan: make plans of Decodes.
-        conv_chunk_plan, chunk_plan: make plans of Chunks; the first also takes the number of taps.
+        conv_chunk_plan, chunk_plan: make plans of Chunks; the first also takes the number of conv_weight.
     """
 
     conv_step: Callable[[torch.Tensor, torch.Tensor, DeltaNetWeights, Any], torch.Tensor]
@@ -185,17 +185,17 @@ class Operations:
     """All operations of a model; see ops/*/reference.py for what each of them takes and gives.
 
     Attributes:
-        static_decode: decodes are planned from tensors alone and may be padded, so that a step of them
+        graph_decode: decodes are planned from tensors alone and may be padded, so that a step of them
             can be captured as a CUDA graph and replayed with other numbers. Then `greedy` can write to
             given tensors: `out`.
         inputs_adjacent: of a weight [in, out] the inputs of one output lie side by side in memory, as in
             checkpoints; else the outputs of one input do.
-        static_chunk: plans of attention, convolution and delta rule for a short chunk that is read from
+        graph_chunk: plans of attention, convolution and delta rule for a short chunk that is read from
             buffers, so that it too can be captured; None where there is no such thing.
         few_rows: products for steps of at most `max_few_rows` tokens; they need `inputs_adjacent`.
     """
 
-    static_decode: bool
+    graph_decode: bool
     products: SeparateProducts
     embed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     rotary_cos_sin: Callable[
@@ -208,7 +208,7 @@ class Operations:
     inputs_adjacent: bool = False
     few_rows: Products | None = None
     max_few_rows: int = 0
-    static_chunk: Callable[[ChunkBuffers, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
+    graph_chunk: Callable[[ChunkBuffers, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
 
     def products_for(self, num_rows: int) -> Products:
         """Those for steps of few tokens, or for more."""

@@ -31,7 +31,7 @@ class Residual:
 class Products(Protocol):
     """Everything that is multiplied with the weights of a model. Weights are [in, out]."""
 
-    def enter(
+    def norm_linear(
         self,
         residual: Residual,
         norm: Norm,
@@ -40,13 +40,13 @@ class Products(Protocol):
     ) -> torch.Tensor:
         """norm(residual) @ weight + bias: [num_tokens, out]."""
 
-    def enter_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
+    def norm_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of norm(residual) @ gate_up, which holds both side by side: [num_tokens, wide]."""
 
-    def leave(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def linear_add(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
         """residual += x @ weight."""
 
-    def leave_gated_norm(
+    def gated_norm_linear_add(
         self,
         residual: Residual,
         x: torch.Tensor,
@@ -57,7 +57,7 @@ class Products(Protocol):
     ) -> None:
         """residual += gated_rms_norm(x, gate) @ weight, for x and gate [num_tokens, HV, V]."""
 
-    def leave_sigmoid_gate(
+    def sigmoid_gate_linear_add(
         self,
         residual: Residual,
         x: torch.Tensor,
@@ -67,7 +67,7 @@ class Products(Protocol):
     ) -> None:
         """residual += (x * sigmoid(gate)) @ weight + bias, for x and gate [num_tokens, H, d]."""
 
-    def finish(self, residual: Residual, norm: Norm) -> torch.Tensor:
+    def final_norm(self, residual: Residual, norm: Norm) -> torch.Tensor:
         """norm(residual): [num_tokens, hidden_size]."""
 
     def logits(
@@ -92,22 +92,22 @@ class SeparateProducts:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     sigmoid_mul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def enter(
+    def norm_linear(
         self,
         residual: Residual,
         norm: Norm,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.linear(self.finish(residual, norm), weight, bias)
+        return self.linear(self.final_norm(residual, norm), weight, bias)
 
-    def enter_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
-        return self.silu_mul(self.linear(self.finish(residual, norm), gate_up))
+    def norm_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
+        return self.silu_mul(self.linear(self.final_norm(residual, norm), gate_up))
 
-    def leave(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def linear_add(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
         residual.pending = self.linear(x, weight)
 
-    def leave_gated_norm(
+    def gated_norm_linear_add(
         self,
         residual: Residual,
         x: torch.Tensor,
@@ -119,7 +119,7 @@ class SeparateProducts:
         normed = self.gated_rms_norm(x, gate, norm_weight, eps).flatten(1)
         residual.pending = self.linear(normed, weight)
 
-    def leave_sigmoid_gate(
+    def sigmoid_gate_linear_add(
         self,
         residual: Residual,
         x: torch.Tensor,
@@ -129,7 +129,7 @@ class SeparateProducts:
     ) -> None:
         residual.pending = self.linear(self.sigmoid_mul(x, gate).flatten(1), weight, bias)
 
-    def finish(self, residual: Residual, norm: Norm) -> torch.Tensor:
+    def final_norm(self, residual: Residual, norm: Norm) -> torch.Tensor:
         pending, residual.pending = residual.pending, None
         if pending is None:
             return self.rms_norm(residual.stream, norm.scale, norm.eps)
@@ -142,7 +142,7 @@ class SeparateProducts:
         embedding: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        normed = self.finish(residual, norm)
+        normed = self.final_norm(residual, norm)
         return (
             self.output_head(normed, embedding)
             if out is None

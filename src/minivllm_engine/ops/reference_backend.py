@@ -78,17 +78,17 @@ def conv_step(
 ) -> torch.Tensor:
     if plan.fresh is not None:
         pool.index_fill_(0, plan.fresh, 0)
-    return conv.causal_conv_step(x, pool, weights.fp32_taps, plan.slots)
+    return conv.causal_conv_step(x, pool, weights.fp32_conv_weight, plan.slots)
 
 
 def conv_chunks(
     x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ConvPlan
 ) -> torch.Tensor:
-    return conv.causal_conv_prefill(x, pool, weights.fp32_taps, plan)
+    return conv.causal_conv_prefill(x, pool, weights.fp32_conv_weight, plan)
 
 
-def conv_chunk_plan(chunks: Chunks, num_taps: int) -> conv.ConvPlan:
-    return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths, num_taps)
+def conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.ConvPlan:
+    return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths, conv_width)
 
 
 def attention_plan(
@@ -100,7 +100,7 @@ def attention_plan(
 REFERENCE_ATTENTION = AttentionOperations(attention_plan, attention.paged_attention)
 
 REFERENCE = Operations(
-    static_decode=False,
+    graph_decode=False,
     products=SeparateProducts(
         linear=linear,
         output_head=output_head,

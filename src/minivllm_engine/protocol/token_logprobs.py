@@ -12,7 +12,7 @@ _MINUS_INFINITY = -9999.0
 
 
 def position_record(position: PositionLogprobs, token_text: TokenText) -> dict[str, Any]:
-    """One position: the token that stands there, and the likeliest ones under `top`."""
+    """One position: the token that stands there, and the most likely ones under `top`."""
     top = [token_record(token, token_text) for token in position.top]
     return {**token_record(position.sampled, token_text), "top": top}
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.runner.graph_decode import StaticDecode
-from minivllm_engine.runner.graph_prefill import StaticPrompt
+from minivllm_engine.runner.graph_decode import GraphDecode
+from minivllm_engine.runner.graph_prefill import GraphPrefill
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.model_input import AwaitedTokens
@@ -15,7 +15,7 @@ from minivllm_engine.tensors.model_input import AwaitedTokens
 logger = logging.getLogger(__name__)
 
 # Logits of what samples, until the next step, and what `greedy` gives for them.
-StaticOutput = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+GraphOutput = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 # Without a graph of its own a step is padded to a multiple of this.
 _GRAIN = 8
@@ -38,12 +38,12 @@ class CudaGraphRunner:
         max_model_len: int,
     ) -> None:
         self._sizes = tuple(sizes)
-        self.static = StaticDecode(model, pool, max_batch=max_num_seqs, max_model_len=max_model_len)
+        self.static = GraphDecode(model, pool, max_batch=max_num_seqs, max_model_len=max_model_len)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._prompt: StaticPrompt | None = None
+        self._prompt: GraphPrefill | None = None
         self._prompt_graph: torch.cuda.CUDAGraph | None = None
-        if model.operations.static_chunk is not None:
-            self._prompt = StaticPrompt(model, pool, max_model_len=max_model_len)
+        if model.operations.graph_chunk is not None:
+            self._prompt = GraphPrefill(model, pool, max_model_len=max_model_len)
         self.enabled = True
         self._warned = False
 
@@ -84,7 +84,7 @@ class CudaGraphRunner:
             with torch.cuda.graph(self._prompt_graph, pool=memory):
                 self._prompt.run()
 
-    def run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> StaticOutput | None:
+    def run(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> GraphOutput | None:
         """Queue a step that is of one of these kinds. None, and nothing is done, where it is not."""
         count = len(batch.sequences)
         # A single token may also be a piece of a prompt, whose logits nobody wants.

@@ -17,12 +17,12 @@ from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput, Sampl
 _NOBODY = (0, -1, 0, -1, -1)
 
 
-class StaticDecode:
+class GraphDecode:
     """The buffers of decode steps of up to `max_batch` sequences, and the step itself.
 
     Attributes:
         logits: [max_batch, vocab_size], of the last step.
-        sampled: [max_batch] int64, its tokens: the likeliest ones, until somebody puts others there.
+        sampled: [max_batch] int64, its tokens: the most likely ones, until somebody puts others there.
         alive: [max_batch] bool, see ops/sampling.
     """
 
@@ -34,7 +34,7 @@ class StaticDecode:
         max_batch: int,
         max_model_len: int,
     ) -> None:
-        assert model.operations.static_decode
+        assert model.operations.graph_decode
         self.model, self.pool, self.max_batch = model, pool, max_batch
         self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // pool.block_size)

@@ -18,7 +18,7 @@ MAX_TOKENS = 64
 _NOTHING = -1
 
 
-class StaticPrompt:
+class GraphPrefill:
     """The buffers of a chunk of up to MAX_TOKENS tokens of one sequence, and the step itself.
 
     Attributes:
@@ -27,14 +27,14 @@ class StaticPrompt:
     """
 
     def __init__(self, model: MiniQwenForCausalLM, pool: CachePool, *, max_model_len: int) -> None:
-        static_chunk = model.operations.static_chunk
-        assert static_chunk is not None
+        graph_chunk = model.operations.graph_chunk
+        assert graph_chunk is not None
         self.model, self.pool = model, pool
         device, pinned = model.device, model.device.type == "cuda"
         max_blocks = -(-max_model_len // pool.block_size)
         self._buffers = ChunkBuffers(MAX_TOKENS, max_blocks, device)
         shape = kv_shape(model.config, pool.block_size)
-        self._plans = static_chunk(self._buffers, shape, model.dtype)
+        self._plans = graph_chunk(self._buffers, shape, model.dtype)
         self.logits = torch.zeros(1, model.config.vocab_size, dtype=model.dtype, device=device)
         self.sampled = torch.zeros(1, dtype=torch.int64, device=device)
         self.alive = torch.zeros(1, dtype=torch.bool, device=device)

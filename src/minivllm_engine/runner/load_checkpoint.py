@@ -10,7 +10,7 @@ from safetensors import safe_open
 from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.core.errors import CheckpointError
-from minivllm_engine.core.escape import printable
+from minivllm_engine.core.escape import escape
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 
 # Types that are computed in, and have more room than fp16.
@@ -65,7 +65,7 @@ def _count_not_finite(tensor: torch.Tensor) -> int:
 
 
 def _not_finite(entry: TensorEntry, stored: torch.Tensor, dtype: torch.dtype) -> CheckpointError:
-    name = f"{entry.file}: {printable(entry.name)}"
+    name = f"{entry.file}: {escape(entry.name)}"
     if not _is_finite(stored):
         return CheckpointError(
             f"{name} holds values that are not finite",

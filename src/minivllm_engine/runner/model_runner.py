@@ -19,7 +19,7 @@ from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
-from minivllm_engine.runner.sampler import Draw, SamplingRow, draw, score
+from minivllm_engine.runner.sampler import SampleHandle, SamplingRow, draw, score
 from minivllm_engine.runner.warm_up import warm_up_prompts
 from minivllm_engine.runner.weights import fill_weights
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
@@ -38,12 +38,12 @@ class StepOutput:
         logits: [num_sampling, vocab_size], of the sequences that sample.
         scored: one entry for each scored position of each sequence, in order; None where the logits
             are dead.
-        likeliest: what `greedy` gives for the logits, where the step has done so already.
+        argmax: what `greedy` gives for the logits, where the step has done so already.
     """
 
     logits: torch.Tensor
     scored: tuple[PositionLogprobs | None, ...] = ()
-    likeliest: tuple[torch.Tensor, torch.Tensor] | None = None
+    argmax: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class ModelRunner:
@@ -88,7 +88,7 @@ class ModelRunner:
         )
         self.graphs: CudaGraphRunner | None = None
         self.load_report = LoadReport(weights_s=time.perf_counter() - started)
-        if self.operations.static_decode:
+        if self.operations.graph_decode:
             on_gpu = device.type == "cuda"
             self.graphs = CudaGraphRunner(
                 self.model,
@@ -145,7 +145,7 @@ class ModelRunner:
         static = None if self.graphs is None else self.graphs.run(batch, awaited)
         if static is not None:
             self._save_snapshots(batch)
-            return StepOutput(static[0], likeliest=static[1])
+            return StepOutput(static[0], argmax=static[1])
         model_input = build_model_input(batch, self.pool, awaited)
         hidden = self.model.hidden_states(model_input, self.pool)
         self._save_snapshots(batch)
@@ -163,14 +163,14 @@ class ModelRunner:
             self.pool.save(*zip(*saves, strict=True))
 
     @torch.inference_mode()
-    def draw(self, output: StepOutput, rows: Sequence[SamplingRow]) -> Draw:
+    def draw(self, output: StepOutput, rows: Sequence[SamplingRow]) -> SampleHandle:
         """Queue the drawing of the tokens of a step."""
         greedy = self.operations.greedy
-        return draw(output.logits, rows, greedy=greedy, likeliest=output.likeliest)
+        return draw(output.logits, rows, greedy=greedy, argmax=output.argmax)
 
 
 def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
-    """The token after each scored position, and how many of the likeliest are wanted beside it."""
+    """The token after each scored position, and how many of the most likely are wanted beside it."""
     request = sequence.request
     for position in sequence.scored:
         yield request.prompt_ids[position + 1], request.params.prompt_logprobs or 0

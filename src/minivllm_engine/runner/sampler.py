@@ -1,6 +1,7 @@
 """Logits to token ids. What a row gets depends on its own logits, parameters and counters alone.
 
-All of it are torch operations on the logits' device, of which none waits for it before `Draw.results`.
+All of it are torch operations on the logits' device, of which none waits for it before
+`SampleHandle.results`.
 Whoever draws from logits may overwrite them as soon as `draw` has returned.
 """
 
@@ -47,7 +48,7 @@ class SamplingRow:
 
 
 class Sampled(NamedTuple):
-    """One row's result. `token_id` is None where the logits are dead: not finite, or all equal."""
+    """One row's result. `token_id` is None where the logits are non-finite, or all equal."""
 
     token_id: int | None
     logprobs: PositionLogprobs | None = None
@@ -71,11 +72,11 @@ def score(
 
     Args:
         hidden: [num_rows, hidden_size].
-        tokens: for each row the token that comes next, and how many of the likeliest are wanted.
+        tokens: for each row the token that comes next, and how many of the most likely are wanted.
         logits_of: makes logits of some of the rows, [_, vocab_size].
 
     Returns:
-        One entry a row; None where the logits are dead.
+        One entry a row; None where the logits are non-finite.
     """
     results: list[PositionLogprobs | None] = []
     group = max(16, _GROUP_ELEMENTS // vocab_size)
@@ -89,11 +90,11 @@ def score(
     return results
 
 
-class Draw:
+class SampleHandle:
     """Tokens that may still be on their way: nothing here has waited for the device.
 
     Attributes:
-        token_ids: [num_rows] int64, on the device of the logits; valid ids, also of dead rows.
+        token_ids: [num_rows] int64, on the device of the logits; valid ids, also of non-finite rows.
         alive: [num_rows] bool, likewise: are the logits finite, and not all equal?
     """
 
@@ -131,17 +132,17 @@ def draw(
     rows: Sequence[SamplingRow],
     *,
     greedy: Greedy = greedy,
-    likeliest: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Draw:
+    argmax: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> SampleHandle:
     """Queue the drawing of one token a row on the device of the logits.
 
     Args:
         logits: [num_rows, vocab], any float dtype; not modified.
         rows: one entry a row.
         greedy: finds the largest logit of each row, see ops/sampling.
-        likeliest: what it gives for these logits, if that is known.
+        argmax: what it gives for these logits, if that is known.
     """
-    token_ids, alive = likeliest or greedy(logits)
+    token_ids, alive = argmax or greedy(logits)
     changed = [i for i, row in enumerate(rows) if _needs_adjusting(row)]
     drawn = [i for i, row in enumerate(rows) if row.params.temperature]
     told = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
@@ -160,7 +161,7 @@ def draw(
         counts = [rows[i].params.logprobs or 0 for i in some]
         own = token_ids.index_select(0, index)
         reports.append((some, _Logprobs(logits.index_select(0, index), own, counts)))
-    return Draw(token_ids, alive, reports)
+    return SampleHandle(token_ids, alive, reports)
 
 
 def _draw_into(
@@ -268,18 +269,18 @@ def _pick(
     cumulative = probs.cumsum(dim=-1)
     uniform = column([random_uniform(row.params.seed, row.index, row.position) for row in rows])
     place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    # Rounding must not land beyond the last token that was kept; of a dead row none was.
+    # Rounding must not land beyond the last token that was kept; of a non-finite row none was.
     last = (probs > 0).sum(dim=-1, keepdim=True) - 1
     return ids.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)
 
 
 class _Logprobs:
-    """Of one token a row, and of as many of the likeliest as stand beside it: on their way to the host."""
+    """Of one token a row, and of as many of the most likely as stand beside it: on their way to the host."""
 
     def __init__(
         self, logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[int]
     ) -> None:
-        """logits [num_rows, vocab]; token_ids [num_rows] int64; counts: of the likeliest, one a row."""
+        """logits [num_rows, vocab]; token_ids [num_rows] int64; counts: of the most likely, one a row."""
         logprobs = logits.double().log_softmax(dim=-1)
         top = logprobs.topk(min(max(counts), logprobs.shape[-1]))
         own = logprobs.gather(1, token_ids.unsqueeze(1))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from minivllm_engine.cache.prefix_cache import Match, PrefixCache
 from minivllm_engine.core.outputs import CacheUse
 from minivllm_engine.core.request import Request
-from minivllm_engine.scheduling.shared_prefix import SharedBeginnings
+from minivllm_engine.scheduling.shared_prefix import SharedPrefixes
 
 
 class Admission:
@@ -26,7 +26,7 @@ class Admission:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._restores: dict[Request, int] = {}
-        self._beginnings = SharedBeginnings(cache)
+        self._shared_prefixes = SharedPrefixes(cache)
 
     def live_requests(self) -> Iterator[Request]:
         """All requests that have not ended, running ones first."""
@@ -43,10 +43,10 @@ class Admission:
         for request in self.waiting[:]:
             if not self._states.num_free:
                 return "state slots"
-            if self._beginnings.must_wait(request):
+            if self._shared_prefixes.must_wait(request):
                 continue
             match = self._cache.match(request)
-            if self._beginnings.find_leader(request, match, self.running):
+            if self._shared_prefixes.find_leader(request, match, self.running):
                 continue
             shortage = self._shortage(request, match)
             if shortage is not None:
@@ -129,7 +129,7 @@ class Admission:
             if request.num_launched_tokens == request.num_computed_tokens:
                 self.release(request)
         request.status = "finished"
-        self._beginnings.forget(request)
+        self._shared_prefixes.forget(request)
 
     def release(self, request: Request) -> None:
         """Give up its blocks and its slot."""

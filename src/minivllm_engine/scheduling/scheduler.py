@@ -6,13 +6,13 @@ from minivllm_engine.cache.prefix_cache import PrefixCache
 from minivllm_engine.core.request import Request
 from minivllm_engine.scheduling.admission import Admission
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
-from minivllm_engine.scheduling.token_budget import StepBudget
+from minivllm_engine.scheduling.token_budget import TokenBudget
 
 
 class Scheduler:
     """Owns the tokens, status and progress of all requests, and decides what runs.
 
-    `Admission` says who may run, `StepBudget` how far each gets in a step; here a step is made of that,
+    `Admission` says who may run, `TokenBudget` how far each gets in a step; here a step is made of that,
     and here it ends: committed, or rolled back.
 
     A step may be scheduled while the one before is still in flight. Its requests are then taken to be
@@ -24,7 +24,7 @@ class Scheduler:
         self.block_manager = cache.blocks
         self.state_manager = cache.states
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.grid = cache.grid
+        self.interval = cache.interval
         self.num_steps = 0
         self.bound_by: str | None = None
         self._admission = Admission(cache)
@@ -97,7 +97,7 @@ class Scheduler:
             return None
         return self._launch(step)
 
-    def _share_step(self) -> StepBudget:
+    def _share_step(self) -> TokenBudget:
         self.num_steps += 1
         step = self._budget(may_preempt=not self._in_flight)
         step.bound_by = self._admission.admit_in_order()
@@ -105,12 +105,12 @@ class Scheduler:
         self.bound_by = step.bound_by
         return step
 
-    def _budget(self, *, may_preempt: bool) -> StepBudget:
-        return StepBudget(
+    def _budget(self, *, may_preempt: bool) -> TokenBudget:
+        return TokenBudget(
             self.cache, self._admission, self.max_num_batched_tokens, may_preempt=may_preempt
         )
 
-    def _launch(self, step: StepBudget) -> ScheduledBatch:
+    def _launch(self, step: TokenBudget) -> ScheduledBatch:
         for request in step.lengths:
             self._num_turns += 1
             request.last_turn = self._num_turns
@@ -135,7 +135,9 @@ class Scheduler:
         samples = start + length == request.num_tokens + request.num_awaited
         table, end = tuple(request.block_table), start + length
         snapshot = None
-        if end in request.boundaries or (end >= len(request.prompt_ids) and end % self.grid == 0):
+        if end in request.boundaries or (
+            end >= len(request.prompt_ids) and end % self.interval == 0
+        ):
             snapshot = self.cache.reserve_snapshot(request, end)
         scored = _scored(request, start, end)
         return ScheduledSequence(

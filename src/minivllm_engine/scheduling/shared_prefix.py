@@ -6,7 +6,7 @@ from minivllm_engine.cache.prefix_cache import Match, PrefixCache
 from minivllm_engine.core.request import Request
 
 
-class SharedBeginnings:
+class SharedPrefixes:
     """Which waiting request has whom to wait for, and up to which boundary.
 
     The one waited for, the leader, is running and in its prompt; it leaves a snapshot at the boundary.
@@ -32,7 +32,7 @@ class SharedBeginnings:
         if match.use.miss_reason in ("disabled", "below_granularity", None):
             return False
         best, leader = match.start, None
-        blocks = self._cache.grid // self._cache.blocks.block_size
+        blocks = self._cache.interval // self._cache.blocks.block_size
         beginning = self._cache.hashes(request, blocks)[-1]
         for other in running:
             done = other.num_computed_tokens

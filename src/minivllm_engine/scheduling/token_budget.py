@@ -7,7 +7,7 @@ from minivllm_engine.core.request import Request
 from minivllm_engine.scheduling.admission import Admission, remaining
 
 
-class StepBudget:
+class TokenBudget:
     """Gives each request its part of one step, and the blocks for it.
 
     Requests with one token to go (decodes) come first, but leave a quarter of a scarce budget to prompts.
@@ -108,15 +108,15 @@ class StepBudget:
 
     def _chunk_length(self, request: Request, available: int) -> int:
         """Tokens from the request's position on: to the end or to where a snapshot is wanted, or as far
-        as a grid line within reach.
+        as a boundary within reach.
         """
-        grid, start = self._cache.grid, request.num_launched_tokens
+        interval, start = self._cache.interval, request.num_launched_tokens
         end = start + remaining(request)
         end = next((b for b in request.boundaries if b > start), end)
         reach = min(end, start + available)
-        next_line = (start // grid + 1) * grid
-        if start % grid:
+        next_line = (start // interval + 1) * interval
+        if start % interval:
             return min(reach, next_line) - start
         if reach < end and reach >= next_line:
-            reach -= reach % grid
+            reach -= reach % interval
         return reach - start

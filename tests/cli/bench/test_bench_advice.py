@@ -205,8 +205,8 @@ def test_strict_equal_is_refused_where_there_is_one_arm_only(
     done = bench(*args, "--strict-equal")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: --strict-equal has nothing to do: ")
-    arm = "graph" if "--graph" in args else "eager"
-    assert f"why: every workload runs in one arm alone, {arm}\n" in done.err
+    variant = "graph" if "--graph" in args else "eager"
+    assert f"why: every workload runs in one variant alone, {variant}\n" in done.err
     assert not machine.engines
     words = done.err.splitlines()[-1].removeprefix("try: ").split(", or ")[0].split()
     kept = [] if words[0] == "--suite" else args

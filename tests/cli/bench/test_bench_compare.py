@@ -31,7 +31,7 @@ def document(rates: list[float], **changes: Any) -> dict[str, Any]:
         "config": {"engine": {"max_num_seqs": 8}},
         "model": {"name": "demo", "hash": "sha256:1"},
         "device": {"kind": "cuda", "name": "H200"},
-        "rows": [{"workload": dict(DECODE), "arm": "graph", "samples": samples}],
+        "rows": [{"workload": dict(DECODE), "variant": "graph", "samples": samples}],
     } | changes
 
 
@@ -123,23 +123,23 @@ def test_runs_that_differ_need_force(compare: Any, changes: dict[str, Any], what
 
 def test_other_workloads_need_force_and_only_common_rows_are_compared(compare: Any) -> None:
     base, new = document(RATES), document(RATES)
-    new["rows"].append(copy.deepcopy(new["rows"][0]) | {"arm": "eager"})
+    new["rows"].append(copy.deepcopy(new["rows"][0]) | {"variant": "eager"})
     assert "runs differ in workload (0 and 1 without a pair)" in compare(base, new).err
     forced = compare(base, new, "--force", "--json")
-    assert [row["arm"] for row in forced.document["rows"]] == ["graph"]
+    assert [row["variant"] for row in forced.document["rows"]] == ["graph"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--force",), ("--metric", "ttft_ms")])
 def test_runs_without_a_common_row_are_refused_at_once(
     compare: Any, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    def run(arm: str, depth: int, batches: range) -> dict[str, Any]:
+    def run(variant: str, depth: int, batches: range) -> dict[str, Any]:
         (row,) = document(RATES)["rows"]
         rows = [
-            row | {"arm": arm, "workload": DECODE | {"depth": depth, "batch": batch}}
+            row | {"variant": variant, "workload": DECODE | {"depth": depth, "batch": batch}}
             for batch in batches
         ]
-        return document(RATES, rows=rows, device={"kind": "cpu", "name": arm})
+        return document(RATES, rows=rows, device={"kind": "cpu", "name": variant})
 
     done = compare(run("graph", 4, range(1, 2)), run("eager", 512, range(1, 6)), *flags)
     assert (done.code, done.out) == (2, "")
@@ -158,7 +158,7 @@ def test_settings_that_differ_come_first(compare: Any) -> None:
     )
     lines = compare(document(RATES), new).out.splitlines()
     assert lines[:3] == ["config engine.max_num_seqs: 8 → 16", "env torch: 2.11 → 2.13", ""]
-    assert lines[3].split()[:4] == ["batch", "arm", "tok_s", "BASE"]
+    assert lines[3].split()[:4] == ["batch", "variant", "tok_s", "BASE"]
     assert lines[4] == "decode · depth 4 · gen 8"
     assert lines[5].split()[:4] == ["1", "graph", "100.1", "100.1"]
 
@@ -176,12 +176,14 @@ def test_a_run_that_was_interrupted_is_said_to_be(compare: Any) -> None:
         "[1]",
         "\x00",
         '{"kind": NaN}',
-        document(RATES, rows=[{"workload": {}, "arm": "a", "samples": []}]),
+        document(RATES, rows=[{"workload": {}, "variant": "a", "samples": []}]),
         document(RATES, model={"name": "\x1b[2J", "hash": "x"}),
         document([-1.0]),
         document([1e300]),
         document(RATES, kind="cache"),
-        document(RATES, rows=[{"workload": {"kind": {"deep": 1}}, "arm": "a", "samples": [{}]}]),
+        document(
+            RATES, rows=[{"workload": {"kind": {"deep": 1}}, "variant": "a", "samples": [{}]}]
+        ),
         document(RATES, rows=[]),
         document(RATES, rows=["a row"]),
         document(RATES, rows={"a": 1}),
@@ -220,7 +222,7 @@ PREFIX |= {"gen_len": 2, "groups": 1}
             edited(lambda rows: rows[1]["workload"].update(batch=1)),
             "row 2 (decode batch 1 graph) is there twice, as row 1 too",
         ),
-        (edited(lambda rows: rows[1].pop("arm")), "row 2 (decode batch 8), arm is missing"),
+        (edited(lambda rows: rows[1].pop("variant")), "row 2 (decode batch 8), variant is missing"),
         (
             edited(lambda rows: rows[1].pop("samples")),
             "row 2 (decode batch 8 graph), samples is missing",

@@ -41,7 +41,7 @@ def test_naive_and_cached_decoding_agree(bench: Bench) -> None:
     done = bench("--suite", "stages", "--reps", 1, "--warmup", 0, "--json", "-q")
     assert done.code == 0, done.err
     (pair,) = done.document["equal"]
-    assert pair["arms"] == ["naive", "kv cache"]
+    assert pair["variants"] == ["naive", "kv cache"]
     assert (pair["equal"], pair["of"]) == (1, 1)
     assert pair["speed_up"]["ratio"] > 1
 

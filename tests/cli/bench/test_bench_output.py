@@ -10,11 +10,11 @@ import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from minivllm_cli.bench.arm import EAGER, GRAPH, arms_of
 from minivllm_cli.bench.pairs import pair_document
 from minivllm_cli.bench.plan import KV_CACHE, NAIVE
 from minivllm_cli.bench.sampling import Sample
 from minivllm_cli.bench.table import RowTable, graphs_line, pair_line, payback_steps
+from minivllm_cli.bench.variant import EAGER, GRAPH, arms_of
 from minivllm_cli.bench.workload import suite_workloads
 
 QUICK = ("--workload", "decode", "--batch", "1,2", "--depth", 4, "--gen-len", 3, "--reps", 5)
@@ -32,7 +32,7 @@ def test_the_table(machine: FakeMachine, bench: Bench) -> None:
     assert lines[3] == "start: weights 1.5 s · capture 2.0 s, 3 graphs"
     assert lines[5] == "decode · depth 4 · gen 3"
     assert lines[6].split() == (
-        ["batch", "arm", "in/out", "tok/s", "(min–max)", "ITL", "p50/p99", "ms", "limit", "hit"]
+        ["batch", "variant", "in/out", "tok/s", "(min–max)", "ITL", "p50/p99", "ms", "limit", "hit"]
     )
     row = r" +2 graph +8/6 +[\d.,]+ \([\d.,]+–[\d.,]+\) +[\d.]+/[\d.]+ +[\d.]+% +0.0%"
     assert any(re.fullmatch(row, line) for line in lines)
@@ -44,11 +44,11 @@ def test_the_table(machine: FakeMachine, bench: Bench) -> None:
     assert max(map(len, lines[:-1])) <= 80
 
 
-def big_row(kind: str, arm: str) -> dict[str, object]:
+def big_row(kind: str, variant: str) -> dict[str, object]:
     figures = {"p50": 1234.5, "p99": 23456.7}
     return {
         "workload": {"kind": kind, "batch": 256},
-        "arm": arm,
+        "variant": variant,
         "samples": [{"in_tokens": 262_144, "out_tokens": 32_768}],
         "tok_s": {"median": 87_600.1, "min": 86_870.2, "max": 88_900.3},
         "limit_fraction": 0.6123,
@@ -60,7 +60,7 @@ def big_row(kind: str, arm: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arm"),
+    ("kind", "variant"),
     [
         ("decode", "graph"),
         ("prefill", "graph"),
@@ -70,9 +70,9 @@ def big_row(kind: str, arm: str) -> dict[str, object]:
         ("stages", "kv cache"),
     ],
 )
-def test_k40_rows_of_large_runs_fit_80_columns(kind: str, arm: str) -> None:
-    table = RowTable("", kind, [arm], (50.0, 99.0))
-    head, line = table.head()[-1], table.line(big_row(kind, arm))
+def test_k40_rows_of_large_runs_fit_80_columns(kind: str, variant: str) -> None:
+    table = RowTable("", kind, [variant], (50.0, 99.0))
+    head, line = table.head()[-1], table.line(big_row(kind, variant))
     assert len(line) <= 80 and len(head) <= 80
     assert len(head) == len(line)  # columns stand below their names
 
@@ -88,13 +88,13 @@ def test_rows_come_out_as_they_finish(machine: FakeMachine, bench: Bench) -> Non
 
 def test_csv_and_markdown(machine: FakeMachine, bench: Bench) -> None:
     found = list(csv.DictReader(io.StringIO(bench(*QUICK, "--format", "csv").out)))
-    assert [(row["arm"], row["batch"]) for row in found] == (
+    assert [(row["variant"], row["batch"]) for row in found] == (
         [("eager", "1"), ("graph", "1"), ("eager", "2"), ("graph", "2")]
     )
     assert found[3]["in_tokens"] == "8" and float(found[3]["tok_s"]) > 0
     assert found[0]["itl_ms_p99"] and not found[0]["ttft_ms_p50"]
     lines = bench(*QUICK, "--format", "md").out.splitlines()
-    assert lines[0].startswith("| workload | batch | arm | tok/s")
+    assert lines[0].startswith("| workload | batch | variant | tok/s")
     assert len(lines) == 6
     assert all(line.count("|") == lines[0].count("|") for line in lines)
 
@@ -188,8 +188,8 @@ def test_tpot_leaves_single_tokens_out(machine: FakeMachine, bench: Bench) -> No
 def test_capture_that_never_pays_back_is_not_said_to() -> None:
     load = {"graph_sizes": [1], "capture_s": 2.0, "graph_bytes": 0}
     rows = [
-        {"arm": arm, "workload": {"kind": "decode", "batch": 1}, "itl_ms": {"mean": ms}}
-        for arm, ms in (("eager", 8.0), ("graph", 4.0))
+        {"variant": variant, "workload": {"kind": "decode", "batch": 1}, "itl_ms": {"mean": ms}}
+        for variant, ms in (("eager", 8.0), ("graph", 4.0))
     ]
     assert payback_steps(load, rows) == [(1, pytest.approx(500))]
     rows[1]["itl_ms"] = {"mean": 9.0}
@@ -217,13 +217,13 @@ def test_only_arms_that_sum_in_other_orders_say_so_where_they_part() -> None:
     def samples(token: int) -> list[Sample]:
         return [Sample(1.0, 8, 2, 2, 8.0, (), (), (), (), (), ((1, token),), 8, 0, 0)]
 
-    for suite, arms, said in (
+    for suite, variants, said in (
         ("stages", (NAIVE, KV_CACHE), True),
         ("quick", (EAGER, GRAPH), False),
     ):
         workload = suite_workloads(suite)[0]
-        pair = pair_document(workload, (arms[0], samples(2)), (arms[1], samples(3)))
+        pair = pair_document(workload, (variants[0], samples(2)), (variants[1], samples(3)))
         line = pair_line(pair)
         assert "token 1: 2 and 3" in line and ("sum in different orders" in line) is said
-        equal = pair_document(workload, (arms[0], samples(2)), (arms[1], samples(2)))
+        equal = pair_document(workload, (variants[0], samples(2)), (variants[1], samples(2)))
         assert "orders" not in pair_line(equal)

@@ -11,14 +11,14 @@ import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from minivllm_cli.bench.arm import EAGER, GRAPH
 from minivllm_cli.bench.requests import make_repetition
+from minivllm_cli.bench.variant import EAGER, GRAPH
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.config.number_lists import Length
 
 
 def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["arm"]: row for row in document["rows"]}
+    return {row["variant"]: row for row in document["rows"]}
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -83,7 +83,7 @@ def test_arms_take_turns_on_the_same_prompts_from_an_empty_cache(
     added = [entry for entry in log if entry[0] == "add"]
     assert [graphs for _, _, graphs, _ in added] == [False, True] * 4
     prompts = [ids for _, ids, _, _ in added]
-    assert prompts[0::2] == prompts[1::2]  # an arm gets what the other got
+    assert prompts[0::2] == prompts[1::2]  # an variant gets what the other got
     assert len(set(prompts)) == 4  # and every repetition something new
     orders = [[s["order"] for s in row["samples"]] for row in done.document["rows"]]
     assert orders == [[1, 3, 5], [2, 4, 6]]
@@ -145,7 +145,7 @@ def test_k17_hits_outside_prefix_workloads_are_a_warning(
     done = bench("--workload", "prefill", "--prompt-len", 256, "--batch", 1, "--json")
     assert rows_of(done.document)["graph"]["prefix_hit"] > 0.5
     assert "graph: 75.0% of the prompt tokens came from the prefix cache" in done.err
-    # The first arm runs prompts that nobody has run.
+    # The first variant runs prompts that nobody has run.
     assert rows_of(done.document)["eager"]["prefix_hit"] == 0.0
 
 
@@ -202,14 +202,14 @@ def test_other_tokens_are_named_and_fail_where_that_was_asked(
     assert "error: eager and graph gave other tokens (--strict-equal)" in strict.err
 
 
-@pytest.mark.parametrize(("flags", "arms"), [([], 2), (["--graph"], 1), (["--eager"], 1)])
+@pytest.mark.parametrize(("flags", "variants"), [([], 2), (["--graph"], 1), (["--eager"], 1)])
 def test_arms_that_were_asked_for(
-    machine: FakeMachine, bench: Bench, flags: list[str], arms: int
+    machine: FakeMachine, bench: Bench, flags: list[str], variants: int
 ) -> None:
     done = bench("--suite", "quick", *flags, "--json", "-q")
-    found = [row["arm"] for row in done.document["rows"]]
+    found = [row["variant"] for row in done.document["rows"]]
     assert found == ([flags[0].removeprefix("--")] if flags else ["eager", "graph"])
-    assert len(found) == arms
+    assert len(found) == variants
     # Graphs that nobody asked for are not captured.
     assert bool(done.document["load"]["graph_sizes"]) == (flags != ["--eager"])
     assert done.document["rows"][0]["tok_s"]["n"] == 3
@@ -291,13 +291,13 @@ def test_stages_reproduce_the_table_from_naive_to_graphs(
 ) -> None:
     done = bench("--suite", "stages", "--reps", 1, "--warmup", 0, "--json", "-q")
     assert done.code == 0, done.err
-    assert [row["arm"] for row in done.document["rows"]] == [
+    assert [row["variant"] for row in done.document["rows"]] == [
         "naive",
         "kv cache",
         "+ fused",
         "+ graph",
     ]
-    assert [pair["arms"][1] for pair in done.document["equal"]] == [
+    assert [pair["variants"][1] for pair in done.document["equal"]] == [
         "kv cache",
         "+ fused",
         "+ graph",
@@ -315,7 +315,7 @@ def test_stages_reproduce_the_table_from_naive_to_graphs(
 def test_stages_on_a_cpu_are_those_that_exist_there(machine: FakeMachine, bench: Bench) -> None:
     machine.behaviour = Behaviour(device="cpu")
     done = bench("--suite", "stages", "--reps", 1, "--warmup", 0, "--json", "-q")
-    assert [row["arm"] for row in done.document["rows"]] == ["naive", "kv cache"]
+    assert [row["variant"] for row in done.document["rows"]] == ["naive", "kv cache"]
     assert len(machine.engines) == 1
 
 

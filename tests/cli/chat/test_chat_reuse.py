@@ -13,7 +13,7 @@ from minivllm_cli.chat.session import Chat
 from minivllm_cli.config.settings import resolve_settings
 from minivllm_engine import LLM
 from minivllm_engine.core.outputs import Divergence, Usage
-from minivllm_engine.core.snapshot_interval import boundary_grid
+from minivllm_engine.core.snapshot_interval import snapshot_interval
 
 GRID = 64
 SYSTEM = "You are a dictionary. " + "Answer briefly and precisely, as a good dictionary does. " * 8
@@ -216,7 +216,7 @@ def test_every_reason_is_explained() -> None:
         told(_usage("below_granularity", 0, 0))
     )
     assert "the prefix cache is off" in told(_usage("disabled", 0, 0))
-    assert (boundary_grid(16), boundary_grid(64), boundary_grid(128)) == (64, 64, 128)
+    assert (snapshot_interval(16), snapshot_interval(64), snapshot_interval(128)) == (64, 64, 128)
     assert recompute_text(1204, 1152) == "snapshot at 1,152, 52 tokens to recompute"
     assert recompute_text(52, 0) == "52 tokens to recompute"
 

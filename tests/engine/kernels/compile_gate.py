@@ -94,10 +94,12 @@ def gates() -> None:
 
 
 def conv() -> None:
-    pool, taps, x = zeros(5, 6144, 3), zeros(4, 6144), zeros(4, 8224)[:, :6144]
-    causal_conv.causal_conv_step(x, pool, taps, slots=torch.arange(4), positions=torch.arange(4))
+    pool, conv_weight, x = zeros(5, 6144, 3), zeros(4, 6144), zeros(4, 8224)[:, :6144]
+    causal_conv.causal_conv_step(
+        x, pool, conv_weight, slots=torch.arange(4), positions=torch.arange(4)
+    )
     plan = causal_conv.ConvPlan.build(torch.arange(1), (0,), (4,))
-    causal_conv.causal_conv_prefill(x, pool, taps, plan)
+    causal_conv.causal_conv_prefill(x, pool, conv_weight, plan)
 
 
 def attend(

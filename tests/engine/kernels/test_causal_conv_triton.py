@@ -12,9 +12,9 @@ CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("num_taps", [2, 3, 4, 6])
-def test_steps_move_the_history_on_in_place(num_taps: int) -> None:
-    check_steps(CPU, torch.float32, 270, num_taps)
+@pytest.mark.parametrize("conv_width", [2, 3, 4, 6])
+def test_steps_move_the_history_on_in_place(conv_width: int) -> None:
+    check_steps(CPU, torch.float32, 270, conv_width)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -22,13 +22,13 @@ def test_steps_round_once(dtype: torch.dtype) -> None:
     check_steps(CPU, dtype, 24, 4)
 
 
-@pytest.mark.parametrize("num_taps", [2, 4])
+@pytest.mark.parametrize("conv_width", [2, 4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prompts_and_chunks_shorter_and_longer_than_taps_and_tiles(
-    dtype: torch.dtype, num_taps: int
+    dtype: torch.dtype, conv_width: int
 ) -> None:
     spans = [(0, 1), (5, 1), (0, 2), (1, 2), (2, 3), (0, 3), (9, 63), (0, 64), (3, 65), (0, 16)]
-    check_prefill(CPU, dtype, 140, num_taps, spans)
+    check_prefill(CPU, dtype, 140, conv_width, spans)
 
 
 def test_a_new_history_may_consist_of_the_old_one() -> None:

@@ -20,7 +20,7 @@ MAX_STACK = 64
 EARLY_READS = {
     "attention._combine_kernel": set(),
     "attention._decode_kernel": set(),
-    "causal_conv._step_kernel": {"taps"},
+    "causal_conv._step_kernel": {"conv_weight"},
     "embedding._embed_kernel": set(),
     "fused._angles_kernel": {"frequencies"},
     "fused._gated_norm_kernel": {"weight", "eps"},

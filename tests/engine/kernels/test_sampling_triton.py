@@ -1,4 +1,4 @@
-"""The likeliest token: the reference against the sampler, and the kernels against the reference."""
+"""The argmax: the reference against the sampler, and the kernels against the reference."""
 
 import pytest
 import torch

@@ -44,8 +44,8 @@ def batched(llm: LLM, prompt: list[int]) -> RequestOutput:
 def warm(llm: LLM, prompt: list[int]) -> RequestOutput:
     ask(llm, prompt)
     out = ask(llm, prompt)
-    grid = llm._cache.grid
-    assert out.usage.cached_tokens == (len(prompt) - 1) // grid * grid
+    interval = llm._cache.interval
+    assert out.usage.cached_tokens == (len(prompt) - 1) // interval * interval
     return out
 
 

@@ -69,8 +69,8 @@ class Schedule:
         self.asked[name], self.cut[name] = number, stop
 
     def abort(self) -> None:
-        if self.llm._loop.answers:
-            name = self.rng.choice(sorted(self.llm._loop.answers))
+        if self.llm._loop.request_states:
+            name = self.rng.choice(sorted(self.llm._loop.request_states))
             in_flight = self.llm._loop._flight is not None
             out = self.llm.abort(name)
             # Of several outputs some may have ended before.

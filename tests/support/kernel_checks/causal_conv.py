@@ -19,13 +19,13 @@ def check_steps(
     device: torch.device,
     dtype: torch.dtype,
     num_channels: int,
-    num_taps: int,
+    conv_width: int,
     *,
     num_seqs: int = 4,
     num_steps: int = 5,
 ) -> None:
     """Steps of sequences in scattered slots, the first of which begins, and of padding."""
-    torch.manual_seed(num_channels + num_taps)
+    torch.manual_seed(num_channels + conv_width)
     num_slots = 2 * num_seqs + 2
     sink = num_slots - 1
     chosen = torch.randperm(sink)[:num_seqs].tolist()
@@ -33,8 +33,8 @@ def check_steps(
     real = slice(1, 1 + num_seqs)
     slots, positions = torch.tensor(lanes), torch.zeros(len(lanes), dtype=torch.int64)
     positions[2 : 1 + num_seqs] = 7
-    taps = torch.randn(num_taps, num_channels).to(dtype)
-    pool = torch.full((num_slots, num_channels, num_taps - 1), NAN, dtype=dtype)
+    conv_weight = torch.randn(conv_width, num_channels).to(dtype)
+    pool = torch.full((num_slots, num_channels, conv_width - 1), NAN, dtype=dtype)
     pool[chosen[1:]] = torch.randn(num_seqs - 1, *pool.shape[1:]).to(dtype)
     kernel_pool = pool.to(device, copy=True)
     pool[chosen[0]] = 0
@@ -43,12 +43,12 @@ def check_steps(
         out = causal_conv_step(
             on_device(x, device),
             kernel_pool,
-            taps.to(device),
+            conv_weight.to(device),
             slots=slots.to(device),
             positions=positions.to(device),
         )
         expected = reference.causal_conv_step(
-            x[real], pool, taps.float().unbind(0), torch.tensor(chosen)
+            x[real], pool, conv_weight.float().unbind(0), torch.tensor(chosen)
         )
         assert_close(out[real], expected, f"output of step {step}")
         assert not out[slots.to(device) < 0].any(), "padding has an output"
@@ -62,17 +62,17 @@ def check_prefill(
     device: torch.device,
     dtype: torch.dtype,
     num_channels: int,
-    num_taps: int,
+    conv_width: int,
     spans: list[tuple[int, int]],
 ) -> None:
     """spans: (tokens that came before, new tokens) of each sequence."""
-    torch.manual_seed(num_channels + num_taps)
+    torch.manual_seed(num_channels + conv_width)
     starts, lengths = zip(*spans, strict=True)
     num_slots = 2 * len(spans) + 1
     unused, *chosen = torch.randperm(num_slots)[: 1 + len(spans)].tolist()
     slots = torch.tensor(chosen)
-    taps = torch.randn(num_taps, num_channels).to(dtype)
-    pool = torch.full((num_slots, num_channels, num_taps - 1), NAN, dtype=dtype)
+    conv_weight = torch.randn(conv_width, num_channels).to(dtype)
+    pool = torch.full((num_slots, num_channels, conv_width - 1), NAN, dtype=dtype)
     for slot, start in zip(slots.tolist(), starts, strict=True):
         if start:
             pool[slot] = torch.randn(pool.shape[1:]).to(dtype)
@@ -80,8 +80,8 @@ def check_prefill(
     (x,) = random_rows(sum(lengths), num_channels, dtype=dtype)
     plan = ConvPlan.build(slots.to(device), starts, lengths)
     plan = ConvPlan(preceded(plan.slots, unused), with_padding(plan.sequences))
-    out = causal_conv_prefill(on_device(x, device), kernel_pool, taps.to(device), plan)
-    reference_plan = reference.ConvPlan.build(slots, starts, lengths, num_taps)
-    expected = reference.causal_conv_prefill(x, pool, taps.float().unbind(0), reference_plan)
+    out = causal_conv_prefill(on_device(x, device), kernel_pool, conv_weight.to(device), plan)
+    reference_plan = reference.ConvPlan.build(slots, starts, lengths, conv_width)
+    expected = reference.causal_conv_prefill(x, pool, conv_weight.float().unbind(0), reference_plan)
     assert_close(out, expected, "output")
     assert same_bits(kernel_pool, pool), "histories"

@@ -5,7 +5,7 @@ import torch
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.ops.kernel_backend import kernel_operations
-from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.runner.graph_decode import GraphDecode
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.model_input import AwaitedTokens
 from support.packed_runner import CPU, PackedRunner, Row, load_model
@@ -53,7 +53,7 @@ def check_static_steps(path, device: torch.device) -> None:
     expected, own = ([runner.add(prompt) for prompt in prompts] for runner in runners)
     for runner, rows in zip(runners, (expected, own), strict=True):
         runner.step((rows[0], 15), (rows[1], 2))
-    static = StaticDecode(models[1], runners[1].pool, max_batch=4, max_model_len=32)
+    static = GraphDecode(models[1], runners[1].pool, max_batch=4, max_model_len=32)
     params = SamplingParams.create().resolved(seed=0)
     requests = [Request(str(i), tuple(prompt), params, i) for i, prompt in enumerate(prompts)]
     for size, awaiting in [(4, (1,)), (2, (0, 1))]:

@@ -1,4 +1,4 @@
-"""The likeliest token, also where rows are dead and where the largest logit is there several times."""
+"""The argmax, also where rows are non-finite and where the largest logit is there several times."""
 
 import torch
 

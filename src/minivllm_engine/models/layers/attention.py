@@ -89,7 +89,7 @@ class GatedAttention(nn.Module):
             plan: of this step.
         """
         num_rotated, ops = self.num_heads + self.num_kv_heads, self.operations
-        projected = plan.products.enter(residual, norm, self.in_proj, self.in_bias)
+        projected = plan.products.norm_linear(residual, norm, self.in_proj, self.in_bias)
         query_key, gate, value = torch.split_with_sizes(
             projected.view(projected.shape[0], -1, self.head_dim),
             [num_rotated, self.num_heads, self.num_kv_heads],
@@ -107,7 +107,7 @@ class GatedAttention(nn.Module):
             kv_slots=plan.kv_slots,
         )
         attended = ops.attention.attend(query, keys, values, plan.attention)
-        plan.products.leave_sigmoid_gate(residual, attended, gate, self.o_proj, self.o_bias)
+        plan.products.sigmoid_gate_linear_add(residual, attended, gate, self.o_proj, self.o_bias)
 
     @cached_property
     def _scale(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from minivllm_engine.ops.products import Norm, Residual
 
 
 class GatedDeltaNet(nn.Module):
-    """One DeltaNet layer. H key heads of size K, HV value heads of size V, W taps of convolution.
+    """One DeltaNet layer. H key heads of size K, HV value heads of size V, W the width of the convolution.
 
     All projections of the input are one matrix with the columns [q | k | v | z | b | a]. What decides the
     decay (A_log, dt_bias) and the norm's weight are fp32 whatever the model's dtype.
@@ -89,7 +89,7 @@ class GatedDeltaNet(nn.Module):
         """
         heads, products = self.num_value_heads, plan.products
         sizes = [self.conv_dim, self.value_dim, heads, heads]
-        projected = products.enter(residual, norm, self.in_proj)
+        projected = products.norm_linear(residual, norm, self.in_proj)
         raw, z, b, a = torch.split_with_sizes(projected, sizes, dim=-1)
         pools, cut = (conv_pool, state_pool), plan.num_decodes
         if plan.prefill is None:
@@ -100,7 +100,7 @@ class GatedDeltaNet(nn.Module):
             decoded = self._decode(raw[:cut], a[:cut], b[:cut], *pools, plan)
             out = torch.cat((decoded, self._prefill(raw[cut:], a[cut:], b[cut:], *pools, plan)))
         gate, own = z.view(out.shape), self.norm
-        products.leave_gated_norm(residual, out, gate, own.weight, own.eps, self.out_proj)
+        products.gated_norm_linear_add(residual, out, gate, own.weight, own.eps, self.out_proj)
 
     def _decode(
         self,
@@ -135,7 +135,7 @@ class GatedDeltaNet(nn.Module):
     @cached_property
     def _weights(self) -> DeltaNetWeights:
         return DeltaNetWeights(
-            taps=self.conv,
+            conv_weight=self.conv,
             A_log=self.A_log,
             dt_bias=self.dt_bias,
             num_heads=self.num_heads,

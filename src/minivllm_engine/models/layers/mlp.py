@@ -37,5 +37,5 @@ class MLP(nn.Module):
 
     def forward(self, residual: Residual, norm: Norm, products: Products) -> None:
         """Add the block's output to the residual stream."""
-        activated = products.enter_swiglu(residual, norm, self.gate_up)
-        products.leave(residual, activated, self.down)
+        activated = products.norm_swiglu(residual, norm, self.gate_up)
+        products.linear_add(residual, activated, self.down)

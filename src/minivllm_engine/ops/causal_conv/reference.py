@@ -1,7 +1,7 @@
 """Causal depthwise convolution followed by SiLU, over packed sequences, with history by slot.
 
-Shapes: D channels, W taps, at least 2; the pool is [num_slots, D, W - 1], the last raw inputs, oldest
-first. Tap W - 1 multiplies the current token. Sums are taken in fp32 and rounded once. Shifted
+Shapes: D channels, W weights a channel, at least 2; the pool is [num_slots, D, W - 1], the last raw
+inputs, oldest first. Tap W - 1 multiplies the current token. Sums are taken in fp32 and rounded once. Shifted
 multiply-adds throughout: torch's grouped `conv1d` is slow on CPUs.
 """
 
@@ -42,7 +42,7 @@ class ConvPlan:
         slots: torch.Tensor,
         starts: tuple[int, ...],
         lengths: tuple[int, ...],
-        num_taps: int,
+        conv_width: int,
     ) -> "ConvPlan":
         """Plan the next tokens of some sequences.
 
@@ -50,9 +50,9 @@ class ConvPlan:
             slots: [num_seqs], no two alike.
             starts: tokens of each sequence that came before. 0 means that its history is zero.
             lengths: tokens of each, in the order of the rows.
-            num_taps: W.
+            conv_width: W.
         """
-        carried = num_taps - 1
+        carried = conv_width - 1
         history, tokens, tails = [], [], []
         row = 0
         for length in lengths:
@@ -77,14 +77,14 @@ class ConvPlan:
 
 
 def causal_conv_prefill(
-    x: torch.Tensor, pool: torch.Tensor, taps: Sequence[torch.Tensor], plan: ConvPlan
+    x: torch.Tensor, pool: torch.Tensor, conv_weight: Sequence[torch.Tensor], plan: ConvPlan
 ) -> torch.Tensor:
     """Convolve packed sequences; their history in `pool` moves on to their ends.
 
     Args:
         x: [num_tokens, D], raw inputs.
         pool: [num_slots, D, W - 1].
-        taps: W of [D], fp32.
+        conv_weight: W of [D], fp32.
         plan: made for these sequences.
 
     Returns:
@@ -96,31 +96,31 @@ def causal_conv_prefill(
     rows.index_copy_(0, plan.history, history.reshape(-1, channels))
     rows.index_copy_(0, plan.tokens, x)
     wide = fp32(rows)
-    total = wide[carried:] * taps[-1]
+    total = wide[carried:] * conv_weight[-1]
     for i in range(carried):
-        total.addcmul_(wide[i : i + total.shape[0]], taps[i])
+        total.addcmul_(wide[i : i + total.shape[0]], conv_weight[i])
     tails = rows.index_select(0, plan.tails).view(-1, carried, channels)
     pool.index_copy_(0, plan.slots, tails.transpose(1, 2))
     return F.silu(cast(total.index_select(0, plan.outputs), x.dtype), inplace=True)
 
 
 def causal_conv_step(
-    x: torch.Tensor, pool: torch.Tensor, taps: Sequence[torch.Tensor], slots: torch.Tensor
+    x: torch.Tensor, pool: torch.Tensor, conv_weight: Sequence[torch.Tensor], slots: torch.Tensor
 ) -> torch.Tensor:
     """One token for each of N sequences; their history in `pool` moves on by one.
 
     Args:
         x: [N, D], raw inputs.
         pool: [num_slots, D, W - 1].
-        taps: W of [D], fp32.
+        conv_weight: W of [D], fp32.
         slots: [N], no two alike.
 
     Returns:
         [N, D] after SiLU.
     """
     history = pool.index_select(0, slots)
-    total = x * taps[-1]
-    for column, tap in zip(fp32(history).unbind(-1), taps, strict=False):
+    total = x * conv_weight[-1]
+    for column, tap in zip(fp32(history).unbind(-1), conv_weight, strict=False):
         total.addcmul_(column, tap)
     # Rolled over the flattened channels, which is one contiguous copy, the oldest input of a channel
     # lands where the newest of the one before it belongs, and is overwritten.

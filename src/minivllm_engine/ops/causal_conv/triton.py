@@ -1,6 +1,6 @@
 """The causal convolution with SiLU in Triton: histories are read from the pool and moved on in place.
 
-Shapes and roundings as in reference.py: D channels, W taps, the pool is [num_slots, D, W - 1], sums are
+Shapes and roundings as in reference.py: D channels, W wide, the pool is [num_slots, D, W - 1], sums are
 taken in fp32, rounded once, and then go through SiLU.
 """
 
@@ -28,7 +28,7 @@ def _rounded_silu(x, dtype: tl.constexpr):
 def _step_kernel(
     x,
     pool,
-    taps,
+    conv_weight,
     out,
     slots,
     positions,
@@ -48,8 +48,8 @@ def _step_kernel(
     columns = tl.arange(0, COLUMNS)
     channel, column = channels[:, None], columns[None, :]
     in_history = mask[:, None] & (column < W - 1)
-    weights = tl.load(taps + column * D + channel, mask=in_history, other=0.0).to(tl.float32)
-    own_weight = tl.load(taps + (W - 1) * D + channels, mask=mask, other=0.0).to(tl.float32)
+    weights = tl.load(conv_weight + column * D + channel, mask=in_history, other=0.0).to(tl.float32)
+    own_weight = tl.load(conv_weight + (W - 1) * D + channels, mask=mask, other=0.0).to(tl.float32)
     if EARLY:
         gdc_wait()
 
@@ -79,7 +79,7 @@ def _step_kernel(
 def causal_conv_step(
     x: torch.Tensor,
     pool: torch.Tensor,
-    taps: torch.Tensor,
+    conv_weight: torch.Tensor,
     *,
     slots: torch.Tensor,
     positions: torch.Tensor,
@@ -90,7 +90,7 @@ def causal_conv_step(
     Args:
         x: [N, D], raw inputs; rows may lie apart, each is contiguous.
         pool: [num_slots, D, W - 1], of x's dtype.
-        taps: [W, D], any float dtype.
+        conv_weight: [W, D], any float dtype.
         slots: [N] integers. Negative ones are padding: they touch no history, and their output is zero.
             No others may be alike, except that of a sink, whose content is then undefined.
         positions: [N] integers. At 0 a sequence begins: its history is zero, whatever the slot holds.
@@ -99,20 +99,20 @@ def causal_conv_step(
     Returns:
         [N, D] after SiLU.
     """
-    num_taps, channels = taps.shape
+    conv_width, channels = conv_weight.shape
     out = x.new_empty(x.shape[0], channels)
     _step_kernel[(triton.cdiv(channels, _STEP_CHANNELS), x.shape[0])](
         x,
         pool,
-        taps,
+        conv_weight,
         out,
         slots,
         positions,
         x.stride(0),
         pool.stride(0),
         D=channels,
-        W=num_taps,
-        COLUMNS=triton.next_power_of_2(num_taps - 1),
+        W=conv_width,
+        COLUMNS=triton.next_power_of_2(conv_width - 1),
         CHANNELS=_STEP_CHANNELS,
         num_warps=4,
         **launch_options(early, x.device),
@@ -150,7 +150,7 @@ class ConvPlan:
 def _prefill_kernel(
     x,
     pool,
-    taps,
+    conv_weight,
     out,
     slots,
     bounds,
@@ -189,7 +189,7 @@ def _prefill_kernel(
         past = tl.load(
             history_at + (W - 1) + source, mask=inside & (source < 0) & has_past, other=0.0
         ).to(tl.float32)
-        weight = tl.load(taps + tap * D + channel, mask=mask, other=0.0).to(tl.float32)
+        weight = tl.load(conv_weight + tap * D + channel, mask=mask, other=0.0).to(tl.float32)
         total += (values + past) * weight
     out_at = out + (begin + tokens) * D + channel
     tl.store(out_at, _rounded_silu(total, out.dtype.element_ty), mask=inside)
@@ -208,26 +208,26 @@ def _prefill_kernel(
 
 
 def causal_conv_prefill(
-    x: torch.Tensor, pool: torch.Tensor, taps: torch.Tensor, plan: ConvPlan
+    x: torch.Tensor, pool: torch.Tensor, conv_weight: torch.Tensor, plan: ConvPlan
 ) -> torch.Tensor:
     """Convolve packed sequences; their history in `pool` moves on to their ends.
 
     Args:
         x: [num_tokens, D], raw inputs; rows may lie apart, each is contiguous.
         pool: [num_slots, D, W - 1], of x's dtype.
-        taps: [W, D], any float dtype.
+        conv_weight: [W, D], any float dtype.
         plan: made for these sequences.
 
     Returns:
         [num_tokens, D] after SiLU.
     """
-    num_taps, channels = taps.shape
+    conv_width, channels = conv_weight.shape
     out = x.new_empty(x.shape[0], channels)
     sequences = plan.sequences
     _prefill_kernel[(triton.cdiv(channels, _TILE_CHANNELS), sequences.tiles.shape[0])](
         x,
         pool,
-        taps,
+        conv_weight,
         out,
         plan.slots,
         sequences.bounds,
@@ -236,8 +236,8 @@ def causal_conv_prefill(
         x.stride(0),
         pool.stride(0),
         D=channels,
-        W=num_taps,
-        COLUMNS=triton.next_power_of_2(num_taps - 1),
+        W=conv_width,
+        COLUMNS=triton.next_power_of_2(conv_width - 1),
         TOKENS=TILE_TOKENS,
         CHANNELS=_TILE_CHANNELS,
         num_warps=4,

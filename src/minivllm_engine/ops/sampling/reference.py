@@ -1,4 +1,4 @@
-"""The likeliest token in plain PyTorch."""
+"""The argmax in plain PyTorch."""
 
 import torch
 
@@ -6,7 +6,7 @@ from minivllm_engine.ops.precision import fp32
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row, and whether the row can be trusted.
+    """The argmax of each row, and whether the row can be trusted.
 
     Of equal logits the one with the smallest id wins. NaN counts as 0, infinities as the largest fp32.
 
@@ -14,7 +14,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits: [N, vocab], any float dtype.
 
     Returns:
-        token_ids [N] int64, valid ids also where a row is dead, and alive [N] bool: are the logits
+        token_ids [N] int64, valid ids also where a row is non-finite, and alive [N] bool: are the logits
         finite, and, if there are several, not all equal?
     """
     numbers = fp32(logits)

@@ -1,4 +1,4 @@
-"""The likeliest token in Triton: programs take parts of the vocabulary, and their findings are combined."""
+"""The argmax in Triton: programs take parts of the vocabulary, and their findings are combined."""
 
 import torch
 import triton
@@ -120,7 +120,7 @@ def greedy(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     early: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row, and whether the row can be trusted. Waits for nothing.
+    """The argmax of each row, and whether the row can be trusted. Waits for nothing.
 
     Of equal logits the one with the smallest id wins. NaN counts as 0, infinities as the largest fp32.
 
@@ -130,7 +130,7 @@ def greedy(
         early: start while the kernel before still runs; by default where the card can.
 
     Returns:
-        token_ids [N] int64, valid ids also where a row is dead, and alive [N] bool: are the logits
+        token_ids [N] int64, valid ids also where a row is non-finite, and alive [N] bool: are the logits
         finite, and, if there are several, not all equal?
     """
     num_rows, vocab = logits.shape

@@ -10,7 +10,7 @@ from minivllm_engine.ops.small_batch import triton as fused
 class SmallBatchProducts:
     """See ops/products.py. Of weights [in, out] the inputs of one output lie side by side."""
 
-    def enter(
+    def norm_linear(
         self,
         residual: Residual,
         norm: Norm,
@@ -19,13 +19,13 @@ class SmallBatchProducts:
     ) -> torch.Tensor:
         return fused.norm_linear(residual.stream, norm.scale, norm.eps, weight.t(), bias)
 
-    def enter_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
+    def norm_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
         return fused.norm_linear_swiglu(residual.stream, norm.scale, norm.eps, gate_up.t())
 
-    def leave(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def linear_add(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
         fused.linear_add_(x, weight.t(), residual.stream)
 
-    def leave_gated_norm(
+    def gated_norm_linear_add(
         self,
         residual: Residual,
         x: torch.Tensor,
@@ -36,7 +36,7 @@ class SmallBatchProducts:
     ) -> None:
         fused.gated_norm_linear_add_(x, gate, norm_weight, eps, weight.t(), residual.stream)
 
-    def leave_sigmoid_gate(
+    def sigmoid_gate_linear_add(
         self,
         residual: Residual,
         x: torch.Tensor,
@@ -46,7 +46,7 @@ class SmallBatchProducts:
     ) -> None:
         fused.sigmoid_gate_linear_add_(x, gate, weight.t(), residual.stream, bias)
 
-    def finish(self, residual: Residual, norm: Norm) -> torch.Tensor:
+    def final_norm(self, residual: Residual, norm: Norm) -> torch.Tensor:
         return rms_norm(residual.stream, norm.scale, norm.eps)
 
     def logits(

@@ -342,7 +342,7 @@ def test_h14_a_huge_max_tokens_is_a_cap_and_no_reservation(tiny_model) -> None:
 def test_end_ids_are_the_union_of_all_three_files(tiny_model, llm) -> None:
     tokens = llm.generate([ids(140, 9)], GREEDY)[0].outputs[0].token_ids
     assert llm.stop_token_ids >= set(llm.tokenizer.eos_ids)
-    llm._intake._end_ids = frozenset({tokens[4]})
+    llm._input_processor._end_ids = frozenset({tokens[4]})
     first = tokens.index(tokens[4])
     out = llm.generate([ids(140, 9)], SamplingParams(temperature=0, max_tokens=12))[0]
     assert out.finish_reason is FinishReason.STOP

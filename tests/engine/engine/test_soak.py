@@ -12,14 +12,14 @@ import pytest
 from benchmarks.soak import Soak
 from minivllm_engine import LLM
 from support.device_engine import Rig
-from support.static_reference import static_reference
+from support.graph_reference import graph_reference
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/soak.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks/soak.py"
 
 
 @pytest.fixture
 def llm(tiny_model) -> Iterator[LLM]:
-    with Rig("cpu", static_reference()).engine(tiny_model, num_blocks=40) as llm:
+    with Rig("cpu", graph_reference()).engine(tiny_model, num_blocks=40) as llm:
         yield llm
 
 

@@ -1,7 +1,7 @@
-"""The reference operations behind the contract of `Operations.static_decode`: fast on a CPU, for tests.
+"""The reference operations behind the contract of `Operations.graph_decode`: fast on a CPU, for tests.
 
 Decodes are planned from tensors alone, and lanes with slot -1 are padding: they touch nothing, and give
-zeros. So steps of decodes go through `StaticDecode` as they do with the kernels.
+zeros. So steps of decodes go through `GraphDecode` as they do with the kernels.
 """
 
 from collections.abc import Callable
@@ -112,13 +112,13 @@ def _output_head(
     return logits if out is None else out.copy_(logits)
 
 
-def static_reference() -> Operations:
-    """Reference operations with `static_decode`."""
+def graph_reference() -> Operations:
+    """Reference operations with `graph_decode`."""
     base = reference.REFERENCE
     step: DeltaRule = _delta_step
     return replace(
         base,
-        static_decode=True,
+        graph_decode=True,
         products=replace(base.products, output_head=_output_head),
         norm_rotate_write=_norm_rotate_write,
         greedy=_greedy,

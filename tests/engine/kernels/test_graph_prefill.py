@@ -13,7 +13,7 @@ from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.runner import graph_prefill as static_prompt
-from minivllm_engine.runner.graph_prefill import MAX_TOKENS, StaticPrompt
+from minivllm_engine.runner.graph_prefill import MAX_TOKENS, GraphPrefill
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from support.kernel_checks import needs_interpreter
 from support.poison import poison_free_memory
@@ -36,13 +36,13 @@ SMALL: dict[str, Any] = {
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the chunks that went through the fixed buffers."""
     lengths: list[int] = []
-    load = StaticPrompt.load
+    load = GraphPrefill.load
 
-    def counted(self: StaticPrompt, batch: Any) -> None:
+    def counted(self: GraphPrefill, batch: Any) -> None:
         lengths.append(batch.sequences[0].length)
         load(self, batch)
 
-    monkeypatch.setattr(StaticPrompt, "load", counted)
+    monkeypatch.setattr(GraphPrefill, "load", counted)
     return lengths
 
 
@@ -87,7 +87,7 @@ def test_only_one_short_chunk_goes_this_way() -> None:
         )
         return ScheduledBatch(sequences, sum(length == 1 for length in lengths))
 
-    assert StaticPrompt.takes(batch(2)) and StaticPrompt.takes(batch(MAX_TOKENS))
+    assert GraphPrefill.takes(batch(2)) and GraphPrefill.takes(batch(MAX_TOKENS))
     for other in (
         batch(1),
         batch(MAX_TOKENS + 1),
@@ -95,4 +95,4 @@ def test_only_one_short_chunk_goes_this_way() -> None:
         batch(1, 2),
         batch(9, scored=range(3)),
     ):
-        assert not StaticPrompt.takes(other)
+        assert not GraphPrefill.takes(other)

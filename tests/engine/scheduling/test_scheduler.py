@@ -34,13 +34,13 @@ def test_chunks_end_on_the_grid_or_with_the_budget(budget: int, block_size: int)
     for batch in simulation.run_all():
         for sequence in batch.sequences:
             end = sequence.start + sequence.length
-            if sequence.samples or end % scheduler.grid == 0:
+            if sequence.samples or end % scheduler.interval == 0:
                 continue
-            next_line = (sequence.start // scheduler.grid + 1) * scheduler.grid
-            assert end < next_line, "a chunk ends off the grid although it reached a grid line"
+            next_line = (sequence.start // scheduler.interval + 1) * scheduler.interval
+            assert end < next_line, "a chunk ends off the interval although it reached a boundary"
         for sequence in batch.sequences:
-            if sequence.start % scheduler.grid:
-                line = (sequence.start // scheduler.grid + 1) * scheduler.grid
+            if sequence.start % scheduler.interval:
+                line = (sequence.start // scheduler.interval + 1) * scheduler.interval
                 assert sequence.start + sequence.length <= line, "a resumed chunk crosses its line"
 
 

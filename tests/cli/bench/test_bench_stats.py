@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from minivllm_cli.bench.figures import describe, interval_of_change, outliers, percentile
 from minivllm_cli.bench.gpu_state import GpuWatch
+from minivllm_cli.bench.stats import describe, interval_of_change, outliers, percentile
 from minivllm_engine.memory.nvidia_smi import GpuState, parse_state
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minivllm_cli.chat.typed_line import Leave, Run, Say, classify, opens_block
+from minivllm_cli.chat.parse_line import Leave, Run, Say, classify, opens_block
 
 
 @pytest.mark.parametrize(

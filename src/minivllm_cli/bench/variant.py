@@ -6,7 +6,7 @@ from minivllm_cli.bench.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Variant:
     """One way.
 
     Attributes:
@@ -22,15 +22,15 @@ class Arm:
     naive: bool = False
 
 
-EAGER, GRAPH = Arm("eager"), Arm("graph", graph=True)
+EAGER, GRAPH = Variant("eager"), Variant("graph", graph=True)
 
 
-def arms_of(workload: Workload, arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
-    """The arms of a workload: each twice where it is about the cache, the cold one first."""
+def arms_of(workload: Workload, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """The variants of a workload: each twice where it is about the cache, the cold one first."""
     if not workload.with_and_without_cache:
-        return arms
+        return variants
     return tuple(
-        replace(arm, name=f"{arm.name} {name}", cache=cache)
-        for arm in arms
+        replace(variant, name=f"{variant.name} {name}", cache=cache)
+        for variant in variants
         for name, cache in (("cold", False), ("warm", True))
     )

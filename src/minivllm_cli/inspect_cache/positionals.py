@@ -11,7 +11,7 @@ _USAGE = "minivllm inspect-cache [MODEL] [plan|run], or FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Positionals:
     """What the words ask for: a view of a model, or a dump. `model` is None where none is named."""
 
     view: str
@@ -19,7 +19,7 @@ class Words:
     dump: Path | None = None
 
 
-def read_words(words: Sequence[str]) -> Words:
+def read_positionals(words: Sequence[str]) -> Positionals:
     """Tell the words apart: at most one view and one MODEL, in any order, or the file of a dump alone.
 
     A directory that is called as a view is written `./plan`; a regular file is a dump.
@@ -49,4 +49,4 @@ def read_words(words: Sequence[str]) -> Words:
             hint="minivllm generate --input FILE --cache-dump DUMP writes a dump",
         )
     dump = Path(dumps[0]) if dumps else None
-    return Words(views[0] if views else VIEWS[0], models[0] if models else None, dump)
+    return Positionals(views[0] if views else VIEWS[0], models[0] if models else None, dump)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli.program import Program
-from minivllm_cli.files.atomic_file import write_whole
+from minivllm_cli.files.atomic_file import write_atomic
 
 
 def test_a_symlink_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_symlink_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     target.write_text("old")
     target.chmod(0o640)
     link.symlink_to("target")
-    write_whole(link, b"new")
+    write_atomic(link, b"new")
     assert link.is_symlink()
     assert (target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (b"new", 0o640)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "target"]
@@ -26,7 +26,7 @@ def test_a_symlink_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
 
 def test_a_dangling_symlink_gets_its_target(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("new")
-    write_whole(tmp_path / "link", b"x")
+    write_atomic(tmp_path / "link", b"x")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "new").read_bytes() == b"x"
 
@@ -37,7 +37,7 @@ def test_a_fifo_is_written_to(tmp_path: Path) -> None:
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
     reader.start()
-    write_whole(fifo, b"x" * 100_000)
+    write_atomic(fifo, b"x" * 100_000)
     reader.join()
     assert got == [b"x" * 100_000]
     assert stat.S_ISFIFO(fifo.stat().st_mode)
@@ -54,7 +54,7 @@ def test_what_stat_calls_a_device_is_never_renamed_over(
             "minivllm_cli.files.atomic_file.os.stat", lambda _: SimpleNamespace(st_mode=0o20666)
         )
         patch.setattr("os.replace", lambda *_: pytest.fail("renamed over a device"))
-        write_whole(path, b"x")
+        write_atomic(path, b"x")
     assert (path.stat().st_ino, path.read_bytes()) == (before, b"x")
 
 
@@ -70,7 +70,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(
     with monkeypatch.context() as patch:
         patch.setattr("os.write", full)
         with pytest.raises(OSError, match="No space"):
-            write_whole(path, b"new")
+            write_atomic(path, b"new")
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
 
 

@@ -6,7 +6,7 @@ import torch
 from minivllm_engine import LLM, EngineConfig
 from minivllm_engine import llm as llm_module
 from minivllm_engine.core.errors import CapacityError
-from minivllm_engine.engine import out_of_memory as device_shortage
+from minivllm_engine.engine import out_of_memory as out_of_memory
 from minivllm_engine.engine import prepare
 from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess
 from minivllm_engine.memory.nvidia_smi import Gpu
@@ -26,7 +26,7 @@ def a_card_that_runs_out(monkeypatch) -> DeviceMemory:
     process = DeviceProcess(812, "python", 9 * GIB)
     gpu = Gpu(0, "NVIDIA X", "1", 24 * GIB, 9 * GIB, 15 * GIB, (process,))
     monkeypatch.setattr(prepare, "choose_device", lambda options: device)
-    monkeypatch.setattr(device_shortage, "first_gpu", lambda: gpu)
+    monkeypatch.setattr(out_of_memory, "first_gpu", lambda: gpu)
 
     def model_runner(*args, **options) -> None:
         raise torch.OutOfMemoryError(SAID)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from minivllm_engine.core.escape import listed, printable
+from minivllm_engine.core.escape import escape, listed
 
 
 @pytest.mark.parametrize(
     "text", ["", "model.layers.0.mlp", "a b 'c' \\ \"d\"", "权重 é ✓ 🙂", "x" * 200]
 )
 def test_what_is_visible_stays_as_it_is(text: str) -> None:
-    assert printable(text) == text
+    assert escape(text) == text
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ def test_what_is_visible_stays_as_it_is(text: str) -> None:
     ],
 )
 def test_what_is_not_visible_is_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown and printable(text).isprintable()
+    assert escape(text) == shown and escape(text).isprintable()
 
 
 @pytest.mark.parametrize("size", [201, 5_000, 10_000_000])
 @pytest.mark.parametrize("character", ["x", "\x1b"])
 def test_long_text_loses_its_middle(size: int, character: str) -> None:
-    shown = printable("start" + character * size + "end")
+    shown = escape("start" + character * size + "end")
     assert len(shown) < 250 and shown.startswith("start") and shown.isprintable()
     assert shown.endswith(f"end ({size + 8:,} characters)")
 

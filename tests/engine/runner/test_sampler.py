@@ -155,7 +155,7 @@ def test_a_vocabulary_of_one_token_is_not_dead() -> None:
 
 @pytest.mark.parametrize("top_k", [1, 2, 40, 64])
 def test_few_of_a_large_vocabulary_are_drawn_as_by_a_sort(top_k: int) -> None:
-    """Logits in bf16 with many ties, zeros of both signs and -inf, from the likeliest token down."""
+    """Logits in bf16 with many ties, zeros of both signs and -inf, from the most likely token down."""
     logits = (torch.randn(40, 3000, generator=torch.Generator().manual_seed(4)) * 2).bfloat16()
     logits[:20] = logits[:20].clamp(max=2.0)
     logits[10:15] -= logits[10:15].amax(-1, keepdim=True)
@@ -182,7 +182,7 @@ def test_the_first_of_equals_comes_first_among_the_largest() -> None:
 
 
 def test_h8_dead_rows_are_drawn_without_harm_to_those_beside_them() -> None:
-    """Nothing waits to see which rows are dead before it draws."""
+    """Nothing waits to see which rows are non-finite before it draws."""
     logits = torch.randn(6, 200, generator=torch.Generator().manual_seed(5))
     logits[1], logits[2], logits[3] = math.nan, math.inf, -math.inf
     logits[4] = 1.0

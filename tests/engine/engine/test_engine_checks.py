@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.runner import graph_decode as static_decode
+from minivllm_engine.runner import graph_decode as graph_decode
 from support.byte_tokenizer import write_byte_tokenizer
 from support.device_engine import Rig
 from support.engine_checks import graphs, greedy_params, invariance, overlap
+from support.graph_reference import graph_reference
 from support.oracle import Oracle
-from support.static_reference import static_reference
 from support.tiny_checkpoint import write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def rig() -> Rig:
-    return Rig("cpu", static_reference())
+    return Rig("cpu", graph_reference())
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_d6_padding_lanes_have_a_length_with_kernels(kernels: LLM) -> None:
 
 
 def test_padding_lanes_that_write_are_seen(tiny_model, rig: Rig, monkeypatch) -> None:
-    monkeypatch.setattr(static_decode, "_NOBODY", (0, -1, 0, 7, 16 * 599))
+    monkeypatch.setattr(graph_decode, "_NOBODY", (0, -1, 0, 7, 16 * 599))
     with rig.engine(tiny_model) as llm, pytest.raises(AssertionError, match="was written"):
         graphs.check_idle_slots(llm, 3)
 
@@ -164,23 +164,23 @@ def test_a_graph_that_differs_from_the_eager_step_is_seen(tiny_model, rig: Rig) 
 
 
 def test_the_token_of_another_lane_is_seen(tiny_model, rig: Rig, monkeypatch) -> None:
-    fill = static_decode._HostBuffers.fill
+    fill = graph_decode._HostBuffers.fill
 
     def swapped(self, sequences, sources, *rest):
         fill(self, sequences, {lane: len(sources) - 1 - at for lane, at in sources.items()}, *rest)
 
-    monkeypatch.setattr(static_decode._HostBuffers, "fill", swapped)
+    monkeypatch.setattr(graph_decode._HostBuffers, "fill", swapped)
     with rig.engine(tiny_model) as llm, pytest.raises(AssertionError):
         overlap.check_random_schedules(llm, schedules=2, requests=14)
 
 
 def test_block_tables_that_go_stale_are_seen(tiny_model, rig: Rig, monkeypatch) -> None:
-    write = static_decode._HostBuffers._write_table
+    write = graph_decode._HostBuffers._write_table
 
     def kept(self, lane, table):
         if len(table) != len(self._written[lane]):
             write(self, lane, table)
 
-    monkeypatch.setattr(static_decode._HostBuffers, "_write_table", kept)
+    monkeypatch.setattr(graph_decode._HostBuffers, "_write_table", kept)
     with rig.engine(tiny_model, num_blocks=20) as llm, pytest.raises(AssertionError):
         overlap.check_random_schedules(llm, schedules=8, requests=14)

@@ -16,24 +16,24 @@ NAN = float("nan")
 
 def definition(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, D] of a whole sequence, weight [W, D]."""
-    num_taps = weight.shape[0]
-    padded = F.pad(x.t(), (num_taps - 1, 0)).unsqueeze(0)
+    conv_width = weight.shape[0]
+    padded = F.pad(x.t(), (conv_width - 1, 0)).unsqueeze(0)
     return F.silu(F.conv1d(padded, weight.t().unsqueeze(1), groups=x.shape[1])[0].t())
 
 
-def tail(x: torch.Tensor, num_taps: int) -> torch.Tensor:
+def tail(x: torch.Tensor, conv_width: int) -> torch.Tensor:
     """The history after a whole sequence x: [D, W - 1], oldest first."""
-    return F.pad(x.t(), (num_taps - 1, 0))[:, x.shape[0] :]
+    return F.pad(x.t(), (conv_width - 1, 0))[:, x.shape[0] :]
 
 
-@pytest.mark.parametrize("num_taps", [2, 3, 4])
+@pytest.mark.parametrize("conv_width", [2, 3, 4])
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 6), (2, 9), (3, 1, 7), (11,)])
-def test_packed_chunks_with_history(num_taps: int, chunks: tuple[int, ...]) -> None:
+def test_packed_chunks_with_history(conv_width: int, chunks: tuple[int, ...]) -> None:
     """Three sequences go through the same chunks side by side, the third one token behind."""
-    weight = torch.randn(num_taps, CHANNELS)
+    weight = torch.randn(conv_width, CHANNELS)
     whole = [torch.randn(sum(chunks) + 1, CHANNELS) for _ in range(3)]
     slots = torch.tensor([4, 0, 2])
-    pool = torch.full((5, CHANNELS, num_taps - 1), NAN)
+    pool = torch.full((5, CHANNELS, conv_width - 1), NAN)
     done, outputs = [0, 0, 0], [[], [], []]
     for step in (*chunks, 1):
         lengths = (step, step, 1 if done[2] == 0 else step)
@@ -41,7 +41,7 @@ def test_packed_chunks_with_history(num_taps: int, chunks: tuple[int, ...]) -> N
         alive = [i for i in range(3) if lengths[i]]
         x = torch.cat([whole[i][done[i] : done[i] + lengths[i]] for i in alive])
         starts, some = (tuple(x[i] for i in alive) for x in (done, lengths))
-        plan = ConvPlan.build(slots[alive], starts, some, num_taps)
+        plan = ConvPlan.build(slots[alive], starts, some, conv_width)
         out = causal_conv_prefill(x, pool, weight.float().unbind(0), plan)
         for i, part in zip(alive, out.split([lengths[i] for i in alive]), strict=True):
             outputs[i].append(part)
@@ -49,21 +49,21 @@ def test_packed_chunks_with_history(num_taps: int, chunks: tuple[int, ...]) -> N
     for i in range(3):
         x = whole[i][: done[i]]
         torch.testing.assert_close(torch.cat(outputs[i]), definition(x, weight))
-        assert torch.equal(pool[slots[i]], tail(x, num_taps))
+        assert torch.equal(pool[slots[i]], tail(x, conv_width))
     assert pool[[1, 3]].isnan().all()
 
 
-@pytest.mark.parametrize("num_taps", [2, 3, 4])
-def test_steps(num_taps: int) -> None:
-    weight = torch.randn(num_taps, CHANNELS)
+@pytest.mark.parametrize("conv_width", [2, 3, 4])
+def test_steps(conv_width: int) -> None:
+    weight = torch.randn(conv_width, CHANNELS)
     whole = torch.randn(3, 9, CHANNELS)
     slots = torch.tensor([3, 4, 1])
-    pool = torch.full((6, CHANNELS, num_taps - 1), NAN)
+    pool = torch.full((6, CHANNELS, conv_width - 1), NAN)
     pool[slots] = 0
     steps = [causal_conv_step(whole[:, t], pool, weight.unbind(0), slots) for t in range(9)]
     for i in range(3):
         torch.testing.assert_close(torch.stack(steps, 1)[i], definition(whole[i], weight))
-        assert torch.equal(pool[slots[i]], tail(whole[i], num_taps))
+        assert torch.equal(pool[slots[i]], tail(whole[i], conv_width))
     assert pool[[0, 2, 5]].isnan().all()
 
 

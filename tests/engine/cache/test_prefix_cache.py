@@ -146,10 +146,10 @@ def test_c5_the_same_prompt_twice_is_a_hit() -> None:
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 80, 128])
 def test_snapshots_lie_on_the_grid_of_blocks_and_chunks(block_size: int) -> None:
     cache = make_cache(block_size=block_size, blocks=100)
-    assert cache.grid % block_size == 0 and cache.grid % 64 == 0
-    length = 2 * cache.grid + 5
+    assert cache.interval % block_size == 0 and cache.interval % 64 == 0
+    length = 2 * cache.interval + 5
     run(cache, make_request(tokens(length)))
-    assert found(cache, tokens(length))[0] == 2 * cache.grid
+    assert found(cache, tokens(length))[0] == 2 * cache.interval
 
 
 def test_in_a_chat_there_is_a_snapshot_before_the_answer_opens() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from minivllm_engine import LLM, EngineError, SamplingParams
 from minivllm_engine.core.outputs import FinishReason, RequestOutput
-from minivllm_engine.runner.sampler import Draw
+from minivllm_engine.runner.sampler import SampleHandle
 from support.request_kinds import GREEDY, all_kinds, contents, count_ahead, engine, ids
 
 
@@ -107,7 +107,7 @@ class Faults:
 
 
 class _Doubtful:
-    def __init__(self, draw: Draw, sequences: Any, faults: Faults) -> None:
+    def __init__(self, draw: SampleHandle, sequences: Any, faults: Faults) -> None:
         self.token_ids = draw.token_ids
         self._draw, self._sequences, self._faults = draw, sequences, faults
 

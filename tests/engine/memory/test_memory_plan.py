@@ -37,7 +37,7 @@ def test_the_08b_shape_takes_what_its_config_says() -> None:
 
 
 def test_the_weights_of_the_08b_shape_are_its_parameters() -> None:
-    # A_log, dt_bias and the DeltaNet norm stay fp32, scales and taps are kept in fp32 beside the weights.
+    # A_log, dt_bias and the DeltaNet norm stay fp32, scales and convolutions have fp32 copies.
     assert 0 <= weight_bytes(LARGE, "bf16", tied=True) - 2 * NUM_PARAMETERS < 0.004 * NUM_PARAMETERS
     head = LARGE.vocab_size * LARGE.hidden_size * 4
     assert weight_bytes(LARGE, "fp32", tied=False) - weight_bytes(LARGE, "fp32", tied=True) == head

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.engine.deferred_signals import HeldSignals
+from minivllm_engine.engine.deferred_signals import DeferredSignals
 
 PROMPTS = [[7] * 10, [*range(100)], [*range(128), 5], [*range(128), 6], [9] * 70]
 
@@ -34,7 +34,7 @@ def raising() -> Iterator[None]:
 @pytest.mark.usefixtures("raising")
 class TestHeldSignals:
     def test_a_handler_runs_when_the_block_has_ended(self) -> None:
-        mine, held, done = signal.getsignal(signal.SIGALRM), HeldSignals(), []
+        mine, held, done = signal.getsignal(signal.SIGALRM), DeferredSignals(), []
 
         def work() -> None:
             with held:
@@ -52,7 +52,7 @@ class TestHeldSignals:
             pass  # what came at the same time is not told later
 
     def test_released_it_runs_at_once(self) -> None:
-        held = HeldSignals()
+        held = DeferredSignals()
         with held:
             signal.raise_signal(signal.SIGALRM)
             with pytest.raises(Stopped):
@@ -65,20 +65,20 @@ class TestHeldSignals:
             signal.raise_signal(signal.SIGALRM)
 
     def test_a_handler_that_was_set_within_stays(self) -> None:
-        with HeldSignals():
+        with DeferredSignals():
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
 
     def test_signals_without_a_handler_in_python_are_left_alone(self) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        with HeldSignals():
+        with DeferredSignals():
             assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
 
     def test_other_threads_hold_nothing(self) -> None:
         mine, found = signal.getsignal(signal.SIGALRM), []
 
         def look() -> None:
-            with HeldSignals():
+            with DeferredSignals():
                 found.append(signal.getsignal(signal.SIGALRM))
 
         thread = threading.Thread(target=look)

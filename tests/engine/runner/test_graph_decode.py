@@ -10,23 +10,23 @@ import torch
 from minivllm_engine import SamplingParams
 from minivllm_engine.core.request import Request
 from minivllm_engine.runner import model_runner
-from minivllm_engine.runner.graph_decode import StaticDecode
+from minivllm_engine.runner.graph_decode import GraphDecode
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput
+from support.graph_reference import graph_reference
 from support.request_kinds import GREEDY, all_kinds, contents, count_ahead, engine, ids
 from support.scheduler_simulation import make_request
-from support.static_reference import static_reference
 
 BLOCK, SINK = 16, 99
 
 
 class Recorder:
-    """A model that keeps what it is given, and whose likeliest tokens are 500 and those after it."""
+    """A model that keeps what it is given, and whose most likely tokens are 500 and those after it."""
 
     def __init__(self) -> None:
         self.config, self.dtype = SimpleNamespace(vocab_size=8), torch.float32
         self.device = torch.device("cpu")
-        self.operations = SimpleNamespace(static_decode=True, greedy=self.greedy)
+        self.operations = SimpleNamespace(graph_decode=True, greedy=self.greedy)
         self.seen: dict[str, Any] = {}
 
     def all_logits(self, batch: ModelInput, pool: object, out: torch.Tensor) -> torch.Tensor:
@@ -49,9 +49,9 @@ def model() -> Recorder:
 
 
 @pytest.fixture
-def static(model: Recorder) -> StaticDecode:
+def static(model: Recorder) -> GraphDecode:
     pool = SimpleNamespace(block_size=BLOCK, sink_block=SINK)
-    return StaticDecode(model, pool, max_batch=4, max_model_len=4 * BLOCK)
+    return GraphDecode(model, pool, max_batch=4, max_model_len=4 * BLOCK)
 
 
 def sequence(
@@ -68,7 +68,7 @@ def requests() -> list[Request]:
     return [make_request(i, tuple(range(100 * i, 100 * i + 40)), 20) for i in range(3)]
 
 
-def test_lanes_without_a_sequence_are_nobodys(static: StaticDecode, model: Recorder) -> None:
+def test_lanes_without_a_sequence_are_nobodys(static: GraphDecode, model: Recorder) -> None:
     a, b, c = requests()
     full = batch_of(
         sequence(a, 17, (5, 6), 2), sequence(b, 3, (7,), 0), sequence(c, 39, (1, 2, 3), 1)
@@ -93,7 +93,7 @@ def test_lanes_without_a_sequence_are_nobodys(static: StaticDecode, model: Recor
 
 
 def test_a_block_that_was_exchanged_is_the_new_one_from_then_on(
-    static: StaticDecode, model: Recorder
+    static: GraphDecode, model: Recorder
 ) -> None:
     (a, *_) = requests()
     tables = [(4, 5), (4, 5), (8, 5), (8, 5), (8, 5, 9), (2,), (2,), (2,)]
@@ -105,7 +105,7 @@ def test_a_block_that_was_exchanged_is_the_new_one_from_then_on(
 
 
 def test_tokens_are_taken_from_the_step_before_by_request_and_not_by_lane(
-    static: StaticDecode, model: Recorder
+    static: GraphDecode, model: Recorder
 ) -> None:
     a, b, c = requests()
     static.load(batch_of(sequence(a, 39, (1, 2, 3), 0), sequence(b, 39, (4, 5, 6), 1)), None, 2)
@@ -130,10 +130,10 @@ def test_tokens_are_taken_from_the_step_before_by_request_and_not_by_lane(
 
 
 def test_tokens_that_were_drawn_elsewhere_are_taken_over(
-    static: StaticDecode, model: Recorder
+    static: GraphDecode, model: Recorder
 ) -> None:
     a, b, c = requests()
-    # Of a step with prompts, or one whose tokens are not the likeliest.
+    # Of a step with prompts, or one whose tokens are not the most likely.
     awaited = AwaitedTokens(torch.tensor([71, 72, 73]), {c: 0, a: 1, b: 2})
     static.load(
         batch_of(
@@ -150,7 +150,7 @@ def test_tokens_that_were_drawn_elsewhere_are_taken_over(
     assert model.seen["token_ids"] == [208]
 
 
-def test_what_is_being_copied_is_not_overwritten_by_the_next_step(static: StaticDecode) -> None:
+def test_what_is_being_copied_is_not_overwritten_by_the_next_step(static: GraphDecode) -> None:
     a, b, _ = requests()
     for request, slot in ((a, 3), (b, 1), (a, 2)):
         before = static._host[0].numbers.array.copy(), static._host[0].tables.array.copy()
@@ -165,7 +165,7 @@ def test_what_is_being_copied_is_not_overwritten_by_the_next_step(static: Static
 
 def decode_statically(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines decode as on a GPU from now on, with the reference operations."""
-    operations = static_reference()
+    operations = graph_reference()
     monkeypatch.setattr(model_runner, "choose_operations", lambda *_: operations)
 
 
