@@ -4,7 +4,7 @@ JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test matrix check fix lint types test-gpu clean
+.PHONY: demo test matrix fuzz check fix lint types test-gpu clean
 
 demo: $(READY)
 	$(BIN)/minivllm generate demo --input examples/prompts.jsonl
@@ -15,6 +15,11 @@ test: $(READY)
 # The whole invariance matrix, of which `test` runs a sample: hours of processor time.
 matrix: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/equivalence -m matrix
+
+# The readers of foreign bytes, with FUZZ times the examples that `test` tries.
+FUZZ ?= 200
+fuzz: $(READY)
+	FUZZ_TIMES=$(FUZZ) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/fuzz
 
 check: lint types test
 

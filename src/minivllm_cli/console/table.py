@@ -43,9 +43,11 @@ def table_text(
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
     for column in columns:
-        justify = "right" if column.right else "left"
         table.add_column(
-            Text(column.name), justify=justify, min_width=column.width, overflow="fold"
+            Text(column.name),
+            justify="right" if column.right else "left",
+            min_width=column.width,
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*map(Text, row))
