@@ -44,7 +44,7 @@ from minivllm_engine.core.outputs import (
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats
-from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.text.prompt import read_prompt
 from minivllm_engine.text.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ BLOCK = 64
 @dataclass
 class _Sequence:
     request: Request
-    answer: Answer
+    answer: RequestState
     tokens: Iterator[int]
     script: str
 
@@ -75,7 +75,7 @@ class FakeEngine:
         )
         self._memory = PrefixMemory()
         self._settings = settings
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, RequestState] = {}
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._arrived = 0
@@ -123,7 +123,7 @@ class FakeEngine:
             request.cache_use = self._use(request)
         self._arrived += len(requests)
         end_ids = frozenset() if resolved.ignore_eos else frozenset(self.tokenizer.eos_ids)
-        answer = Answer(request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat)
+        answer = RequestState(request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat)
         self._answers[request_id] = answer
         script = _script(self.tokenizer.decode(ids))
         for request in requests:

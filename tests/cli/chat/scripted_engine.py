@@ -34,7 +34,7 @@ from minivllm_engine.core.outputs import CacheUse, FinishReason, RequestOutput
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats
-from minivllm_engine.engine.output_processor import Answer
+from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.text.prompt import read_prompt
 from minivllm_engine.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ _NO_CACHE = CacheUse(miss_reason="disabled")
 
 @dataclass
 class _Live:
-    answer: Answer
+    answer: RequestState
     request: Request
     tokens: Iterator[int]
     step_seconds: float
@@ -90,7 +90,7 @@ class ScriptedEngine:
         )
         request.cache_use = _NO_CACHE
         (end,) = self.tokenizer.eos_ids
-        answer = Answer(
+        answer = RequestState(
             request_id, [request], self.tokenizer, frozenset({end}), split_reasoning=is_chat
         )
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -141,7 +141,7 @@ class ScriptedEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _script(self, text: str, answer: Answer, request: Request, end: int) -> _Live:
+    def _script(self, text: str, answer: RequestState, request: Request, end: int) -> _Live:
         questions = _QUESTION.findall(text)
         script = questions[-1] if questions else ""
         if not text.endswith(("assistant\n", "<think>\n", "</think>\n\n")):

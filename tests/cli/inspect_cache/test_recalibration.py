@@ -10,8 +10,8 @@ import yaml
 
 from cli.inspect_cache.test_solve import pasted
 from cli.program import REAL, TESTS, Program
-from engine.test_memory_plan import GIB, LARGE, MIB, gpu
-from engine.test_memory_plan_refusals import random_case
+from engine.memory.test_memory_plan import GIB, LARGE, MIB, gpu
+from engine.memory.test_memory_plan_refusals import random_case
 from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache.recalibration import check_has_graphs, recalibrate
 from minivllm_engine.core.config import EngineConfig

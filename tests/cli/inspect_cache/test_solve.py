@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from engine.test_memory_plan_refusals import random_case
+from engine.memory.test_memory_plan_refusals import random_case
 from minivllm_cli.engine import ModelShape
 from minivllm_cli.inspect_cache.solve import Solvable, solve, without
 from minivllm_engine.core.config import EngineConfig

@@ -4,8 +4,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from engine.test_memory_plan import DEMO, GIB, LARGE, gpu
-from engine.test_memory_plan_refusals import random_case
+from engine.memory.test_memory_plan import DEMO, GIB, LARGE, gpu
+from engine.memory.test_memory_plan_refusals import random_case
 
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.memory.device_memory import DeviceMemory, host_memory

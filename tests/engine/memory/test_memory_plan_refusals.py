@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from engine.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
+from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
