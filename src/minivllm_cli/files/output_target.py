@@ -112,24 +112,6 @@ def _refuse_file_flags(name: str, resume: str | None, overwrite: bool) -> None:
         raise CliError(f"{flag} needs a regular file; {name} is none", hint="--output FILE")
 
 
-def check_summary(
-    summary: Path | None,
-    source: InputFile | None,
-    target: OutputTarget,
-    earlier: Path | None = None,
-) -> None:
-    """Find out whether `--summary` may be written, before there is anything to write.
-
-    Args:
-        earlier: the output that `--only-failed` reads.
-
-    Raises:
-        CliError: it is another file of this run, or cannot be written.
-    """
-    others = {"--only-failed": earlier}
-    check_side_file("--summary", summary, "summary.json", others, source=source, target=target)
-
-
 def check_side_file(
     flag: str,
     path: Path | None,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.program import REAL, TESTS, Program, read_records
-from minivllm_cli.batch.comparison import Tolerance, compare, tolerance_of
+from minivllm_cli.batch.verify import Tolerance, compare, tolerance_of
 from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs, TokenLogprob
 from minivllm_engine.core.sampling_params import ResolvedSampling
 

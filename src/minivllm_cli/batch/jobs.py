@@ -1,15 +1,25 @@
-"""The first pass over the input: what is in it, what is wrong with it, what is done already."""
+"""The lines of an input as jobs, and the first pass over them: what is in it, wrong with it, done already."""
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minivllm_cli.batch.flags import GenerateFlags, InputFormat
+from minivllm_cli.batch.prompts import Overrides
+from minivllm_cli.batch.tally import Tally
+from minivllm_cli.config.settings import Settings
 from minivllm_cli.errors import CliError
-from minivllm_engine.protocol.lines import BadLine, Line, RequestLine
+from minivllm_cli.files.fingerprint import line_key
+from minivllm_cli.files.input_file import InputFile
+from minivllm_cli.files.journal import Journal
+from minivllm_engine.protocol.line_parser import LineParser
+from minivllm_engine.protocol.lines import BadLine, Job, Line, RequestLine
 from minivllm_engine.protocol.records import record_failed
 from minivllm_engine.protocol.strict_json import BadJson, parse_object
+
+_BAD_LINE_KEY = "0" * 32
 
 
 @dataclass
@@ -18,6 +28,19 @@ class Selection:
 
     limit: int | None = None
     ids: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, flags: GenerateFlags) -> "Selection":
+        """What `--limit`, `--select` and `--only-failed` say.
+
+        Raises:
+            CliError: the file of `--only-failed` cannot be read, or has no failures.
+        """
+        ids = frozenset(flags.select) if flags.select else None
+        if flags.only_failed is not None:
+            failed = failed_ids(flags.only_failed)
+            ids = failed if ids is None else ids & failed
+        return cls(flags.limit, ids)
 
     def pick(self, lines: Iterable[Line]) -> Iterator[Line]:
         """The selected lines, in order."""
@@ -124,3 +147,91 @@ def failed_ids(path: Path) -> frozenset[str]:
     if not found:
         raise CliError(f"{path} has no failed records")
     return frozenset(found)
+
+
+@dataclass(frozen=True)
+class JobSource:
+    """Reads the same jobs in every pass, one at a time.
+
+    Attributes:
+        source: None for `--prompt`.
+        chat: `--prompt` is a user message, not raw text.
+        text_hint: what to say of a line that looks like plain text.
+    """
+
+    source: InputFile | None
+    flags: GenerateFlags
+    settings: Settings
+    overrides: Overrides
+    selection: Selection
+    chat: bool = False
+    text_hint: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The input, as it stands in messages."""
+        return "--prompt" if self.source is None else self.source.name
+
+    def jobs(self) -> Iterator[Job]:
+        """All selected lines, good and bad."""
+        flags = self.flags
+        for position, line in enumerate(self.selection.pick(self._lines())):
+            if isinstance(line, BadLine):
+                yield Job(position, line, _BAD_LINE_KEY)
+                continue
+            params = self.settings.sampling(line.params, index=line.index)
+            key = line_key(
+                line,
+                params,
+                think=self.overrides.think,
+                template=flags.chat_template_for_prompts,
+                truncate=flags.truncate,
+                strip=flags.strip_thinking,
+            )
+            yield Job(position, line, key, params)
+
+    def jobs_left(self, journal: Journal | None) -> Iterator[Job]:
+        """Jobs that `journal` does not hold an answer for."""
+        for job in self.jobs():
+            if journal is None or not journal.is_done(job.line.index, job.key):
+                yield job
+
+    def scan(
+        self,
+        journal: Journal | None,
+        on_bad: Callable[[BadLine], None],
+        on_line: Callable[[], None],
+        tally: Tally,
+    ) -> Scan:
+        """Only count, in one pass; the callbacks are told of each line, and of each bad one.
+
+        Answers that `journal` holds already go into `tally`.
+        """
+        scan = Scan()
+        for job in self.jobs():
+            on_line()
+            index = job.line.index
+            done = journal is not None and journal.is_done(index, job.key)
+            before = journal is not None and not done and journal.has_failed(index)
+            scan.add(job.line, done=done, failed_before=before)
+            if journal is not None and not done and journal.has_answer(index):
+                scan.num_changed += 1
+            if isinstance(job.line, BadLine):
+                on_bad(job.line)
+            if done and journal is not None:
+                tally.add_record(journal.record(index))
+                tally.num_resumed += 1
+        return scan
+
+    def _lines(self) -> Iterator[Line]:
+        parser = LineParser(
+            as_text=self.flags.input_format is InputFormat.TEXT,
+            defaults=self.overrides.defaults,
+            forced=self.overrides.forced,
+            text_hint=self.text_hint,
+        )
+        if self.source is None:
+            yield parser.single(self.flags.prompt or "", chat=self.chat)
+            return
+        for index, (number, raw) in enumerate(self.source.lines()):
+            yield parser.parse(number, index, raw)
