@@ -93,7 +93,7 @@ def test_c14_totals_are_the_sums_of_the_records(
     lines += [{"prompt": "say x"}, {"prompt": f"{HEADER}\nnan"}]
     lines += [{"prompt": f"{HEADER}9\nsay 9", "prefix_cache": False}]
     source = program.write_lines("in", lines)
-    done = program.run("generate", fake_model, "-i", source, "--summary", "s.json", *verify)
+    done = program.run("generate", fake_model, "-i", source, "-v", "--summary", "s.json", *verify)
     assert done.code == 3
     _check_totals(done.records, json.loads((program.home / "s.json").read_text()))
     failed = done.records[7]
