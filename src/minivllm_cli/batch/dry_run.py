@@ -64,6 +64,7 @@ def run_dry(
         limit,
         think=source.overrides.think,
         template_for_prompts=flags.chat_template_for_prompts,
+        raw=flags.raw,
         truncate=flags.truncate,
     )
     look = _Look()

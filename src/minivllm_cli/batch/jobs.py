@@ -185,6 +185,7 @@ class JobSource:
                 params,
                 think=self.overrides.think,
                 template=flags.chat_template_for_prompts,
+                raw=flags.raw,
                 truncate=flags.truncate,
                 strip=flags.strip_thinking,
             )

@@ -9,12 +9,13 @@ from minivllm_cli.batch.flags import GenerateFlags, Truncate
 from minivllm_cli.config.flags import ThinkFlags
 from minivllm_cli.config.yaml import parse_value
 from minivllm_cli.errors import CliError
-from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.errors import EngineError, RequestError
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.core.suggest import suggest
 from minivllm_engine.protocol.fields import plain_reason
 from minivllm_engine.protocol.lines import RequestLine
 from minivllm_engine.text.chat_template import switches_thinking
+from minivllm_engine.text.prompt import read_prompt
 
 if TYPE_CHECKING:
     from minivllm_engine.text.tokenizer import Tokenizer
@@ -115,7 +116,8 @@ class PromptBuilder:
 
     Args:
         think: for the template's `enable_thinking`; None leaves it alone. A line's own value wins.
-        template_for_prompts: raw text becomes a user message.
+        template_for_prompts: a raw prompt of a JSON line becomes a user message.
+        raw: a line of plain text does not.
     """
 
     def __init__(
@@ -125,23 +127,39 @@ class PromptBuilder:
         *,
         think: bool | None = None,
         template_for_prompts: bool = False,
+        raw: bool = False,
         truncate: Truncate | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._kwargs = {} if think is None else {"enable_thinking": think}
-        self._template_for_prompts = template_for_prompts
+        self._templated = {"prompt"} if template_for_prompts else set[str]()
+        if tokenizer.has_chat_template and not raw:
+            self._templated.add("text")
         self._truncate = truncate
+        if tokenizer.has_chat_template:
+            tokenizer.answer_start(
+                []
+            )  # compiles the template now, before the clock of a request runs
 
     def build(self, line: RequestLine, params: ResolvedSampling) -> BuiltPrompt:
         """Make the token ids of a line.
 
         Raises:
-            RequestError: the chat template refuses the messages, or there is none.
+            RequestError: the chat template refuses the messages, or there is none; or a library fails over
+                the text in whatever way.
         """
-        from minivllm_engine.text.prompt import read_prompt
-
-        ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
+        try:
+            ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
+        except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of a native library is no Exception
+            reason = " ".join(str(error).split())[:200]
+            raise RequestError(
+                "the prompt cannot be read",
+                why=f"{type(error).__name__}: {reason}",
+                code="unreadable_prompt",
+            ) from None
         return self._cut(ids, is_chat, params)
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
@@ -153,7 +171,7 @@ class PromptBuilder:
             return {"prompt_token_ids": line.prompt}
         messages: Any = line.prompt
         if line.kind != "messages":
-            if not self._template_for_prompts:
+            if line.kind not in self._templated:
                 return {"prompt": line.prompt}
             messages = [{"role": "user", "content": line.prompt}]
         kwargs = {**self._kwargs, **line.template_kwargs}

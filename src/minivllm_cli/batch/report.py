@@ -51,7 +51,8 @@ class LineReports:
 
     def refused(self, line: Line, error: RequestError, hint: str | None) -> None:
         """Name a request that the chat template or the engine refused."""
-        self._say(self._place(line), error.what, error.code, hint)
+        message = f"{error.what}: {error.why}" if error.why else error.what
+        self._say(self._place(line), message, error.code, hint)
 
     def end(self) -> None:
         """Say how many were not named."""
@@ -98,7 +99,7 @@ def report_end(
         if advice:
             console.note(f"advice: {advice}")
         if source.changed:
-            console.warn(f"{source.name} was written to during the run; later lines are left out")
+            console.warn(f"{source.name} was written to during the run; what was added is left out")
     cut, ended = tally.ended["length"], tally.ended.total()
     if cut > _MANY_CUT * ended:
         own = scan.num_own_max_tokens
@@ -196,7 +197,7 @@ def _report_figures(
     if console.json_events and not console.quiet:
         console.event("summary", **tally.summary())
         return
-    blank = 0 if flags.limit is not None else source.count_blank_lines()
+    blank = 0 if flags.limit is not None else source.num_blank
     output = None if flags.output in (None, "-") else flags.output
     for line in render_summary(tally, scan.kinds, blank, output, all_of_it=console.verbosity > 0):
         console.note(line)

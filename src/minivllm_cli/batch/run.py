@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.batch.dry_run import run_dry
-from minivllm_cli.batch.flags import GenerateFlags, OnError, Resume
+from minivllm_cli.batch.flags import GenerateFlags, InputFormat, OnError, Resume
 from minivllm_cli.batch.jobs import JobSource, Scan, Selection
 from minivllm_cli.batch.prompts import Overrides, PromptBuilder, check_thinking
 from minivllm_cli.batch.remedies import Remedies
@@ -29,7 +29,7 @@ from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.progress import Progress, Reporter, loading_progress, make_reporter
 from minivllm_cli.console.streams import Console, guard_stdout
-from minivllm_cli.errors import CliError
+from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.files.fingerprint import fingerprint_parts
 from minivllm_cli.files.input_file import InputFile
 from minivllm_cli.files.journal import Journal
@@ -41,6 +41,12 @@ from minivllm_engine.protocol.records import bad_line_record
 if TYPE_CHECKING:
     from minivllm_engine.engine.prepare import PreparedModel
     from minivllm_engine.llm import LLM
+
+
+class InputChanged(CliError):
+    """The input is not what it was when the run began."""
+
+    exit_code = ExitCode.FAILED
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ def run_batch(
         try:
             finished = answer_jobs(batch, scan, journal, sink, watch)
             if finished:
+                _check_unchanged(batch, scan)
                 run.interrupts.activity = "publishing the output"
                 sink.finish()
         except KeyboardInterrupt:
@@ -120,6 +127,8 @@ def check_batch(
         run.interrupts.activity = "reading the input"
         source = InputFile.open(flags.input, run.console)
         stack.callback(source.close)
+        if flags.input_format is not InputFormat.TEXT:
+            source.check_is_lines()
     target = OutputTarget(None)
     if not flags.dry_run:
         target = _check_files(flags, source)
@@ -203,6 +212,17 @@ def scan_input(batch: Batch, journal: Journal | None) -> Scan:
     return scan
 
 
+def _check_unchanged(batch: Batch, scan: Scan) -> None:
+    """Both passes have to have seen the same lines."""
+    num_records = batch.tally.num_records
+    if num_records != scan.total:
+        raise InputChanged(
+            f"{batch.source.name} was changed by another process during the run",
+            why=f"it had {scan.total} lines to answer, then {num_records}; what was answered is kept",
+            hint="the same command again, once the file is as it should be",
+        )
+
+
 def _reading_progress(source: InputFile | None, reporter: Reporter) -> Callable[[], None]:
     """Shows how far a file was read, once that has taken a second."""
     began = time.monotonic()
@@ -220,7 +240,7 @@ def _refuse_nothing(batch: Batch, name: str) -> None:
         wanted = ", ".join(flags.select or [f"the failures in {flags.only_failed}"])
         raise CliError(f"no line of {name} has id {wanted}")
     source = batch.source.source
-    blank = source.count_blank_lines() if source is not None else 0
+    blank = source.num_blank if source is not None else 0
     raise CliError(
         f"{name} holds no prompts (empty_file)", why=f"{blank} blank lines" if blank else "0 lines"
     )
@@ -263,7 +283,8 @@ def answer_jobs(
     run, flags, tally = batch.run, batch.flags, batch.tally
     if not scan.num_left:
         for job in jobs:
-            assert isinstance(job.line, BadLine)
+            if not isinstance(job.line, BadLine):
+                break  # the file changed since it was scanned
             record = bad_line_record(job.line)
             sink.put(job.position, job.line.index, job.key, record)
             tally.add_record(record)
@@ -281,6 +302,7 @@ def answer_jobs(
             llm.max_model_len,
             think=batch.source.overrides.think,
             template_for_prompts=flags.chat_template_for_prompts,
+            raw=flags.raw,
             truncate=flags.truncate,
         )
         progress = Progress("generate", scan.num_sequences_done, scan.num_sequences)
@@ -337,7 +359,7 @@ def loaded(
 
 
 def _warn_of_raw_prompts(batch: Batch, scan: Scan, has_template: bool) -> None:
-    raw = scan.kinds["prompt"] + scan.kinds["text"]
+    raw = scan.kinds["prompt"]
     good = scan.total - scan.num_bad
     is_asked_for = batch.flags.chat_template_for_prompts or batch.flags.prompt is not None
     if not raw or is_asked_for or not has_template:

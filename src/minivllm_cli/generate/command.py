@@ -1,6 +1,9 @@
 """The command `generate`: which of its options go together, and from them to a run."""
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import typer
 
@@ -8,6 +11,8 @@ from minivllm_cli.batch.flags import GenerateFlags, InputFormat, OutputFormat
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.config.flags import EngineFlags, ModelArgument, SamplingFlags, ThinkFlags
 from minivllm_cli.errors import CliError
+
+_INPUTS = "--prompt TEXT, or --input FILE (- for stdin)"
 
 
 def register(app: typer.Typer) -> None:
@@ -36,13 +41,17 @@ def register(app: typer.Typer) -> None:
         settings = configure(run, model, engine, sampling, as_json=flags.json_)
         if settings is None:
             return 0
-        _refuse(_contradictions(flags))
+        _refuse_text_as_model(model)
+        flags = _with_prompt(flags)
         from minivllm_cli.batch.prompts import Overrides
         from minivllm_cli.config.typed_options import remedies_as_typed
 
         overrides = Overrides.read(flags, think)
-        if overrides.think is not None:
-            _refuse(_without_template(flags, "--think" if overrides.think else "--no-think"))
+        if overrides.think is not None and flags.raw:
+            name = "--think" if overrides.think else "--no-think"
+            raise CliError(
+                f"{name} is for the chat template, which --raw leaves out", hint="one of them"
+            )
         with remedies_as_typed(settings):
             if flags.streams_prompt and not flags.dry_run:
                 from minivllm_cli.generate.one_prompt import stream_prompt
@@ -51,6 +60,30 @@ def register(app: typer.Typer) -> None:
             from minivllm_cli.batch.run import run_batch
 
             return run_batch(run, settings, flags, overrides)
+
+
+def _refuse_text_as_model(model: str | None) -> None:
+    if model is not None and len(model.split()) > 1 and not Path(model).is_dir():
+        raise CliError(
+            f"{model!r} is no model: MODEL stands there, and -p takes text",
+            hint=f"minivllm generate demo -p {shlex.quote(model)}",
+        )
+
+
+def _with_prompt(flags: GenerateFlags) -> GenerateFlags:
+    """The flags with the text that `--prompt` means; without any input, a pipe is the prompt."""
+    from minivllm_cli.files.input_file import read_piped_text, read_text
+
+    if flags.prompt is None and flags.input is None:
+        flags = replace(flags, prompt=read_piped_text())
+        _refuse(_contradictions(flags))
+        return flags
+    _refuse(_contradictions(flags))
+    if flags.prompt is not None:
+        flags = replace(flags, prompt=read_text("--prompt", flags.prompt))
+        if not flags.prompt:
+            raise CliError("the prompt is empty", hint=_INPUTS)
+    return flags
 
 
 # What is wrong if the first holds; then the message and the hint.
@@ -66,10 +99,8 @@ def _refuse(checks: Iterator[_Check]) -> None:
 def _contradictions(flags: GenerateFlags) -> Iterator[_Check]:
     """What contradicts itself, and what would be ignored."""
     prompt = flags.prompt is not None
-    both = "--prompt TEXT, or --input FILE (- for stdin)"
-    yield not prompt and flags.input is None, "nothing to generate", both
-    yield prompt and flags.input is not None, "--prompt and --input exclude each other", both
-    yield flags.prompt == "", "the prompt is empty", "--prompt TEXT"
+    yield not prompt and flags.input is None, "nothing to generate", _INPUTS
+    yield prompt and flags.input is not None, "--prompt and --input exclude each other", _INPUTS
     for name, count in (("--limit", flags.limit), ("--verify", flags.verify)):
         yield count is not None and count < 1, f"{name} {count}: should be at least 1", None
     for name, value in (
@@ -83,8 +114,11 @@ def _contradictions(flags: GenerateFlags) -> Iterator[_Check]:
         ("--chat-template-for-prompts", flags.chat_template_for_prompts),
     ):
         yield prompt and bool(value), f"{name} goes with --input", None
-    raw = "prompt lines are raw already"
-    yield flags.raw and not prompt, "--raw goes with --prompt", raw
+    is_idle = flags.raw and not prompt and flags.input_format is not InputFormat.TEXT
+    what = "--raw goes with --prompt or --input-format text"
+    yield is_idle, what, "prompt lines of JSON are raw already"
+    both = flags.raw and flags.chat_template_for_prompts
+    yield both, "--raw and --chat-template-for-prompts exclude each other", "one of them"
     for name, value, what, hint in (
         ("--verify", flags.verify, "has no answers of a --dry-run to replay", "one of them"),
         ("--summary", flags.summary, "has no figures of a --dry-run", "--dry-run --json"),
@@ -112,12 +146,3 @@ def _contradictions(flags: GenerateFlags) -> Iterator[_Check]:
     for name, given in (("--resume", bool(flags.resume)), ("--overwrite", flags.overwrite)):
         what = f"{name} needs a regular file; stdout is none"
         yield flags.streams_prompt and given, what, "--output FILE"
-
-
-def _without_template(flags: GenerateFlags, name: str) -> Iterator[_Check]:
-    """Where no chat template is used, its switch would be ignored."""
-    what = f"{name} is for the chat template, "
-    yield flags.raw, what + "which --raw leaves out", "one of them"
-    is_raw = flags.input_format is InputFormat.TEXT and not flags.chat_template_for_prompts
-    hint = "--chat-template-for-prompts"
-    yield is_raw, what + "and lines of --input-format text are raw", hint

@@ -67,12 +67,12 @@ def _answer(
     results = claim_stdout()
     reporter = make_reporter(settings.output.progress, run.console)
     with loaded(run, settings, prepared, reporter, watch) as llm:
-        tally.load_s = time.monotonic() - tally.started
-        reporter.close()
-        run.interrupts.activity = "answering"
         builder = PromptBuilder(
             llm.tokenizer, llm.max_model_len, think=overrides.think, truncate=flags.truncate
         )
+        tally.load_s = time.monotonic() - tally.started
+        reporter.close()
+        run.interrupts.activity = "answering"
         parser = LineParser(defaults=overrides.defaults, forced=overrides.forced)
         chat = not flags.raw and llm.tokenizer.has_chat_template
         line = parser.single(flags.prompt or "", chat=chat)
