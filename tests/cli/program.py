@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import minivllm_cli
+
 TESTS = Path(__file__).resolve().parents[1]
+SRC = Path(minivllm_cli.__file__).parents[
+    1
+]  # the code that is tested, wherever another is installed
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_minivllm.py"))]
 REAL = [sys.executable, "-m", "minivllm_cli"]
 
@@ -57,7 +62,8 @@ class Program:
             **keep,
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
-            "PYTHONPATH": str(TESTS),
+            "XDG_CONFIG_HOME": str(self.home / "config"),
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{SRC}",
             "TERM": "dumb",
             "COLUMNS": "80",
             # Small matrices: threads that wait for each other cost more than they do.
