@@ -60,6 +60,7 @@ class Program:
             **keep,
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
+            "XDG_CONFIG_HOME": str(self.home / "config"),
             "PYTHONPATH": f"{SRC}{os.pathsep}{TESTS}",
             "TERM": "dumb",
             "COLUMNS": "80",
