@@ -6,7 +6,7 @@ from typing import Literal
 
 from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs
 from minivllm_engine.core.sampling_params import ResolvedSampling
-from minivllm_engine.protocol.token_logprobs import finite
+from minivllm_engine.protocol.shapes import finite
 
 Verdict = Literal["equal", "tie", "different"]
 
