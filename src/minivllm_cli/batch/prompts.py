@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.flags import Truncate
+from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import RequestLine
 
@@ -54,11 +55,12 @@ class PromptBuilder:
         """Token ids of a line.
 
         Raises:
-            RequestError: the chat template refuses the messages, or there is none.
+            RequestError: the chat template refuses the messages, or there is none; or it cannot fit.
         """
         from minivllm_engine.text.prompt import read_prompt
 
-        ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
+        limit = self._max_model_len if self._truncate is None else None
+        ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer, limit)
         return self._cut(ids, is_chat, params)
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
@@ -67,10 +69,12 @@ class PromptBuilder:
 
     def _as_mapping(self, line: RequestLine) -> dict[str, Any]:
         if line.kind == "tokens":
+            _refuse_extras(line)
             return {"prompt_token_ids": line.prompt}
         messages: Any = line.prompt
         if line.kind != "messages":
             if not self._template_for_prompts:
+                _refuse_extras(line)
                 return {"prompt": line.prompt}
             messages = [{"role": "user", "content": line.prompt}]
         kwargs = {**self._kwargs, **line.template_kwargs}
@@ -87,3 +91,10 @@ class PromptBuilder:
             return BuiltPrompt(ids[cut:], is_chat, cut)
         head = (keep + 1) // 2
         return BuiltPrompt(ids[:head] + ids[head + cut :], is_chat, cut)
+
+
+def _refuse_extras(line: RequestLine) -> None:
+    """Refuse what only a chat template could honour."""
+    extras = [*line.template_kwargs, *(["tools"] if line.tools else [])]
+    if extras:
+        raise RequestError(f"{extras[0]}: no chat template is applied to this prompt")

@@ -25,7 +25,7 @@ def read_messages(value: object) -> list[dict[str, Any]]:
             the place is named.
     """
     if not isinstance(value, list | tuple):
-        raise RequestError("messages should be an array of objects", why=f"got {value!r}"[:200])
+        raise RequestError("messages: not a list of objects", why=f"got {value!r}"[:200])
     if not value:
         raise RequestError("messages is empty", code="empty_prompt")
     try:

@@ -20,6 +20,16 @@ _EXTRAS = {
 _RESERVED = frozenset({"tools", "add_generation_prompt", "chat_template", "messages"})
 
 
+class PromptTooLong(RequestError):
+    """A text that has `num_tokens` or more, too many whatever they are."""
+
+    default_code = "prompt_too_long"
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(f"at least {num_tokens} prompt tokens + 1 > max_model_len {limit}")
+        self.num_tokens = num_tokens
+
+
 def read_prompt(
     prompt: Prompt, tokenizer: Tokenizer, max_model_len: int | None = None
 ) -> tuple[list[int], bool]:
@@ -106,10 +116,7 @@ def _encode(text: str, tokenizer: Tokenizer, max_model_len: int | None) -> list[
     if max_model_len is not None and len(text) > max_model_len:
         least = tokenizer.least_tokens(text)
         if least + 1 > max_model_len:
-            raise RequestError(
-                f"at least {least} prompt tokens + 1 > max_model_len {max_model_len}",
-                code="prompt_too_long",
-            )
+            raise PromptTooLong(least, max_model_len)
     return _in_range(tokenizer.encode(text), tokenizer)
 
 
@@ -127,7 +134,7 @@ def _in_range(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     limit = tokenizer.num_embeddings
     if limit is not None and ids and not (min(ids) >= 0 and max(ids) < limit):
         wrong = next(i for i in ids if not 0 <= i < limit)
-        text = tokenizer.token_text(wrong)
+        text = tokenizer.token_text(wrong) if tokenizer.is_added(wrong) else ""
         raise RequestError(
             f"prompt token id {wrong} is out of range",
             why=f"the model has ids 0 to {limit - 1}"
