@@ -138,19 +138,19 @@ class PromptBuilder:
             self._templated.add("text")
         self._truncate = truncate
         if tokenizer.has_chat_template:
-            tokenizer.answer_start(
-                []
-            )  # compiles the template now, before the clock of a request runs
+            # Compiles the template now, before the clock of a request runs.
+            tokenizer.answer_start([])
 
     def build(self, line: RequestLine, params: ResolvedSampling) -> BuiltPrompt:
         """Make the token ids of a line.
 
         Raises:
-            RequestError: the chat template refuses the messages, or there is none; or a library fails over
-                the text in whatever way.
+            RequestError: the chat template refuses the messages, or there is none; it cannot fit; or a
+                library fails over the text in whatever way.
         """
+        limit = self._max_model_len if self._truncate is None else None
         try:
-            ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
+            ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer, limit)
         except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of a native library is no Exception
@@ -168,10 +168,12 @@ class PromptBuilder:
 
     def _as_mapping(self, line: RequestLine) -> dict[str, Any]:
         if line.kind == "tokens":
+            _refuse_extras(line)
             return {"prompt_token_ids": line.prompt}
         messages: Any = line.prompt
         if line.kind != "messages":
             if line.kind not in self._templated:
+                _refuse_extras(line)
                 return {"prompt": line.prompt}
             messages = [{"role": "user", "content": line.prompt}]
         kwargs = {**self._kwargs, **line.template_kwargs}
@@ -186,3 +188,10 @@ class PromptBuilder:
         cut = len(ids) - keep
         head = 0 if self._truncate is Truncate.LEFT else (keep + 1) // 2
         return BuiltPrompt(ids[:head] + ids[head + cut :], is_chat, cut)
+
+
+def _refuse_extras(line: RequestLine) -> None:
+    """Refuse what only a chat template could honour."""
+    extras = [*line.template_kwargs, *(["tools"] if line.tools else [])]
+    if extras:
+        raise RequestError(f"{extras[0]}: no chat template is applied to this prompt")

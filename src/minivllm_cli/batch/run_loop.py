@@ -20,7 +20,7 @@ from minivllm_engine.core.outputs import RequestOutput
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.protocol.lines import BadLine, Job, RequestLine
 from minivllm_engine.protocol.records import bad_line_record, engine_error_record, ok_record
-from minivllm_engine.protocol.usage_record import usage_record
+from minivllm_engine.protocol.shapes import usage_record
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

@@ -11,7 +11,7 @@ from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs, Req
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.lines import Job
-from minivllm_engine.protocol.token_logprobs import finite
+from minivllm_engine.protocol.shapes import finite
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM

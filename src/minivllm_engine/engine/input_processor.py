@@ -45,7 +45,7 @@ class InputProcessor:
                 f"params: {type(params).__name__} is no SamplingParams",
                 hint="SamplingParams(max_tokens=...)",
             )
-        ids, is_chat = read_prompt(prompt, self._tokenizer)
+        ids, is_chat = read_prompt(prompt, self._tokenizer, self._max_model_len)
         resolved = (params or SamplingParams()).resolved(
             self._config.sampling,
             self._generation_config.sampling,

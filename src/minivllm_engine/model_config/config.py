@@ -4,7 +4,6 @@ Fields and defaults follow transformers' `Qwen3_5TextConfig`, with two differenc
 give the model its shape have no default, and neither has the pattern of the layers.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
-from minivllm_engine.model_config.families import refuse_foreign, refuse_other_families
-from minivllm_engine.model_config.reader import ConfigReader
+from minivllm_engine.model_config.generation_config import read_json_object
+from minivllm_engine.model_config.reader import ConfigReader, refuse_foreign, refuse_other_families
 from minivllm_engine.model_config.rope import RopeConfig, read_rope
 
 LAYER_TYPES = ("linear_attention", "full_attention")
@@ -108,27 +107,7 @@ class ModelConfig:
             CheckpointError: there is no such file, it is no JSON object, or `from_dict` refuses it.
         """
         file = path / "config.json"
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise CheckpointError(
-                f"{file} cannot be read",
-                why=error.strerror or str(error),
-                hint="A model directory needs a config.json.",
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{file} is not valid JSON",
-                why=escape(error),
-                hint="Copy the file again from where the model came from.",
-            ) from None
-        if not isinstance(content, dict):
-            raise CheckpointError(
-                f"{file} does not hold a JSON object",
-                why=f"but {type(content).__name__}",
-                hint="Copy the file again from where the model came from.",
-            )
-        return cls.from_dict(content, source=str(file))
+        return cls.from_dict(read_json_object(file), source=str(file))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str) -> "ModelConfig":

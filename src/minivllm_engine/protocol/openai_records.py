@@ -12,8 +12,7 @@ from minivllm_engine.core.outputs import (
 )
 from minivllm_engine.protocol.lines import BatchLine, Line, RequestLine
 from minivllm_engine.protocol.openai_batch import CHAT_URL
-from minivllm_engine.protocol.token_logprobs import TokenText, prompt_records, token_record
-from minivllm_engine.protocol.usage_record import cache_record
+from minivllm_engine.protocol.shapes import TokenText, cache_record, prompt_records, token_record
 
 _SERVER_CODES = ("engine_error", "non_finite_logits")
 

@@ -8,8 +8,7 @@ from minivllm_engine.core.outputs import CompletionOutput, RequestOutput
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Line, RequestLine
 from minivllm_engine.protocol.openai_records import openai_answer, openai_error
-from minivllm_engine.protocol.token_logprobs import TokenText, position_record, prompt_records
-from minivllm_engine.protocol.usage_record import usage_record
+from minivllm_engine.protocol.shapes import TokenText, position_record, prompt_records, usage_record
 
 SCHEMA_VERSION = 1
 _ALWAYS_SHOWN = ("temperature", "top_p", "top_k", "max_tokens", "seed")

@@ -30,7 +30,7 @@ def test_the_separator_ends_a_streamed_answer(
         (["-i", "in", "--raw"], "--raw goes with --prompt"),
         (["-i", "in", "--separator", "x"], "--separator goes with --format text"),
         (["-i", "in", "--format", "text", "--logprobs", "1"], "--logprobs needs records"),
-        (["-i", "in", "--input-format", "text", "--think"], "--think is for the chat template"),
+        (["-i", "in", "--input-format", "text", "--raw", "--think"], "--think is for the chat"),
         (["-i", "in", "--dry-run", "--summary", "s"], "--summary has no figures of a --dry-run"),
         (["-p", "x", "--logprobs", "1"], "--logprobs needs records"),
         (["-p", "x", "--raw", "--no-think"], "--no-think is for the chat template"),

@@ -562,7 +562,7 @@ def test_n_gives_independent_outputs_and_a_bad_one_costs_only_its_own_request(ll
         ({"prompt": "x", "messages": []}, {}, "one of"),
         ({"prompt": "x", "tool": 1}, {}, "tool: unknown key"),
         ({"messages": "hi"}, {}, "not a list"),
-        ({"messages": [1]}, {}, "not a list of objects"),
+        ({"messages": [1]}, {}, "messages[0] should be an object"),
         ({"messages": [{}], "chat_template_kwargs": 1}, {}, "chat_template_kwargs"),
         ([1], {"logit_bias": {VOCAB: 1.0}}, f"logit_bias id {VOCAB}"),
         ([1], {"stop_token_ids": (600,)}, "stop_token_ids id 600"),

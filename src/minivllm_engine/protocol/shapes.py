@@ -1,10 +1,10 @@
-"""Logprobs as JSON: finite numbers, and each token with its text."""
+"""Parts that answers in our shape and in OpenAI's have in common: logprobs and usage as JSON."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minivllm_engine.core.outputs import PositionLogprobs, TokenLogprob
+from minivllm_engine.core.outputs import PositionLogprobs, TokenLogprob, Usage
 
 TokenText = Callable[[int], str]
 
@@ -37,3 +37,33 @@ def token_record(token: TokenLogprob, token_text: TokenText) -> dict[str, Any]:
 def finite(logprob: float) -> float:
     """JSON has no infinity; the figure is the one that other servers write."""
     return logprob if math.isfinite(logprob) else _MINUS_INFINITY
+
+
+def usage_record(usage: Usage, token_text: TokenText) -> dict[str, Any]:
+    """`usage` of a record."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        **cache_record(usage, token_text),
+        "completion_tokens": usage.completion_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
+
+
+def cache_record(usage: Usage, token_text: TokenText) -> dict[str, Any]:
+    """What was reused, and why it was not more; the tokens that differ only where some do."""
+    record: dict[str, Any] = {
+        "cached_tokens": usage.cached_tokens,
+        "kv_matched": usage.kv_matched,
+        "state_at": usage.state_at,
+        "miss_reason": usage.miss_reason,
+    }
+    divergence = usage.divergence
+    if divergence is not None:
+        record["divergence"] = {
+            "position": divergence.position,
+            "cached_id": divergence.cached_id,
+            "cached_token": token_text(divergence.cached_id),
+            "prompt_id": divergence.prompt_id,
+            "prompt_token": token_text(divergence.prompt_id),
+        }
+    return record
