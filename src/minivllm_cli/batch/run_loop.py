@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.prompts import BuiltPrompt, PromptBuilder
@@ -40,55 +40,39 @@ class _Running:
     output: RequestOutput | None = None
 
 
+@dataclass
 class RunLoop:
     """Runs jobs through an engine.
 
-    Args:
-        jobs: read lazily; at most `window` sequences are held at a time.
+    Attributes:
+        jobs: read lazily; at most twice as many sequences as run at once are held at a time.
         progress: shown and kept up to date; `done` and `total` count sequences.
         verifier: replays some of the answered requests; None replays none.
         between_steps: called while the engine is between two steps.
     """
 
-    def __init__(
-        self,
-        llm: "LLM",
-        jobs: Iterator[Job],
-        builder: PromptBuilder,
-        sink: Sink,
-        tally: Tally,
-        progress: Progress,
-        reporter: Reporter,
-        remedies: Remedies,
-        reports: LineReports,
-        *,
-        strip_thinking: bool = False,
-        verifier: Verifier | None = None,
-        between_steps: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._llm = llm
-        self._jobs = jobs
-        self._builder = builder
-        self._sink = sink
-        self._tally = tally
-        self._progress = progress
-        self._reporter = reporter
-        self._remedies = remedies
-        self._reports = reports
-        self._strip_thinking = strip_thinking
-        self._verifier = verifier
-        self._between_steps = between_steps
-        self._window = 2 * (llm.config.engine.max_num_seqs or 1)
-        self._running: dict[str, _Running] = {}
-        self._in_flight = 0
-        self._started_tokens = 0
-        self._reused_tokens = 0
-        self._exhausted = False
-        self._meter = RateMeter()
-        self._shown_at = 0.0
-        self._stop_at: float | None = None
-        # After a signal: the requests that may still finish.
-        self._last: frozenset[str] | None = None
+    llm: "LLM"
+    jobs: Iterator[Job]
+    builder: PromptBuilder
+    sink: Sink
+    tally: Tally
+    progress: Progress
+    reporter: Reporter
+    remedies: Remedies
+    reports: LineReports
+    strip_thinking: bool = False
+    verifier: Verifier | None = None
+    between_steps: Callable[[], None] = lambda: None
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _in_flight: int = 0
+    _started_tokens: int = 0
+    _reused_tokens: int = 0
+    _exhausted: bool = False
+    _meter: RateMeter = field(default_factory=RateMeter)
+    _shown_at: float = 0.0
+    _stop_at: float | None = None
+    # After a signal: the requests that may still finish.
+    _last: frozenset[str] | None = None
 
     def run(self, console: Console, interrupts: Interrupts) -> bool:
         """Run all jobs. True when done; False when a signal ended the run early.
@@ -118,7 +102,7 @@ class RunLoop:
             while self._stop_at is None:
                 self._feed()
                 if not self._running and not self._replaying:
-                    self._reports.end()
+                    self.reports.end()
                     return True
                 if self._stop_at is None:  # a signal may have come while prompts were read
                     self._step()
@@ -128,15 +112,15 @@ class RunLoop:
         """Requests that the engine computes, or has computed a part of."""
         # News of what runs come a step later on a GPU; what was preempted waits, and has begun.
         begun = {key for key, running in self._running.items() if running.started}
-        return frozenset(begun | (self._llm.running_ids & self._running.keys()))
+        return frozenset(begun | (self.llm.running_ids & self._running.keys()))
 
     @property
     def _replaying(self) -> int:
-        return 0 if self._verifier is None else self._verifier.num_sequences
+        return 0 if self.verifier is None else self.verifier.num_sequences
 
     def _drain(self) -> bool:
-        if self._verifier is not None:
-            self._verifier.stop()
+        if self.verifier is not None:
+            self.verifier.stop()
         for request_id in list(self._running):
             if not self._may_finish(request_id):
                 self._drop(request_id)
@@ -145,23 +129,24 @@ class RunLoop:
         for request_id in list(self._running):
             self._drop(request_id)
         # Whether everything was answered after all: nothing dropped, nothing left to read.
-        return self._exhausted and self._progress.done == self._progress.total
+        return self._exhausted and self.progress.done == self.progress.total
 
     def _may_finish(self, request_id: str) -> bool:
         return self._last is None or request_id in self._last
 
     def _drop(self, request_id: str) -> None:
-        self._llm.abort(request_id)
+        self.llm.abort(request_id)
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._in_flight -= self._running.pop(request_id).params.n
 
     def _feed(self) -> None:
+        window = 2 * (self.llm.config.engine.max_num_seqs or 1)
         while not self._exhausted and self._stop_at is None:
-            if self._in_flight + self._replaying >= self._window:
+            if self._in_flight + self._replaying >= window:
                 return
-            job = next(self._jobs, None)
+            job = next(self.jobs, None)
             if job is None:
                 self._exhausted = True
             elif isinstance(job.line, BadLine):
@@ -173,18 +158,18 @@ class RunLoop:
         assert job.params is not None
         num_tokens: int | None = None
         try:
-            prompt = self._builder.build(line, job.params)
+            prompt = self.builder.build(line, job.params)
             num_tokens = len(prompt.ids)
             own = line.params.model_copy(update={"seed": job.params.seed})
-            asked = own if self._verifier is None else self._verifier.asking(own)
-            request_id = self._llm.add_request(
+            asked = own if self.verifier is None else self.verifier.asking(own)
+            request_id = self.llm.add_request(
                 prompt.for_engine(), asked, request_id=str(job.position)
             )
         except RequestError as error:
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
-                hint = self._remedies.for_long_prompt(num_tokens)
-            self._reports.refused(line, error, hint)
+                hint = self.remedies.for_long_prompt(num_tokens)
+            self.reports.refused(line, error, hint)
             usage = None if num_tokens is None else {"prompt_tokens": num_tokens}
             record = engine_error_record(line, error, hint, usage=usage)
             self._write(job, record, sequences=job.params.n)
@@ -194,7 +179,7 @@ class RunLoop:
 
     def _step(self) -> None:
         for output in self._engine_step():
-            if self._verifier is not None and self._verifier.take(output):
+            if self.verifier is not None and self.verifier.take(output):
                 continue
             running = self._running.get(output.request_id)
             if running is None:
@@ -212,29 +197,29 @@ class RunLoop:
             if output.finished:
                 self._forget(output.request_id)
                 self._finish(running, output)
-        if (self._running or self._replaying) and not self._llm.has_unfinished:
+        if (self._running or self._replaying) and not self.llm.has_unfinished:
             raise EngineDied("engine failed: it lost requests", why=", ".join([*self._running][:5]))
-        self._between_steps()
+        self.between_steps()
         self._show()
 
     def _engine_step(self) -> list[RequestOutput]:
         try:
-            return self._llm.step()
+            return self.llm.step()
         except Exception as error:
             message = " ".join(str(error).split()) or type(error).__name__
-            progress = self._progress
+            progress = self.progress
             unit = f" {progress.unit}" if progress.unit else ""
             raise EngineDied(
-                f"engine failed: {message} in step {self._llm.stats().num_steps}",
+                f"engine failed: {message} in step {self.llm.stats().num_steps}",
                 why=f"{type(error).__name__}; {progress.done:,} of {progress.total:,}{unit} done",
             ) from error
 
     def _finish(self, running: _Running, output: RequestOutput) -> None:
-        self._tally.add_output(output)
-        if self._verifier is not None:
-            self._verifier.consider(running.job, running.prompt, running.own, output)
-            output = self._verifier.as_asked(output, running.own)
-        token_text = self._llm.tokenizer.token_text
+        self.tally.add_output(output)
+        if self.verifier is not None:
+            self.verifier.consider(running.job, running.prompt, running.own, output)
+            output = self.verifier.as_asked(output, running.own)
+        token_text = self.llm.tokenizer.token_text
         if output.error is not None:
             record = engine_error_record(
                 running.line,
@@ -243,40 +228,41 @@ class RunLoop:
                 usage=usage_record(output.usage, token_text),
             )
         else:
-            self._tally.num_truncated += running.prompt.truncated > 0
+            self.tally.num_truncated += running.prompt.truncated > 0
             record = ok_record(
                 running.line,
                 output,
                 params=running.params,
                 token_text=token_text,
                 truncated=running.prompt.truncated,
-                strip_thinking=self._strip_thinking,
+                strip_thinking=self.strip_thinking,
             )
         self._write(running.job, record, sequences=running.params.n)
 
     def _write(self, job: Job, record: dict[str, Any], *, sequences: int) -> None:
-        self._sink.put(job.position, job.line.index, job.key, record)
-        self._tally.add_record(record)
-        self._progress.done += sequences
-        self._progress.failed = self._tally.num_failed
+        self.sink.put(job.position, job.line.index, job.key, record)
+        self.tally.add_record(record)
+        self.progress.done += sequences
+        self.progress.failed = self.tally.num_failed
 
     def _show(self) -> None:
         now = time.monotonic()
-        if now - self._shown_at < _SHOW_SECONDS and self._progress.done < self._progress.total:
+        if now - self._shown_at < _SHOW_SECONDS and self.progress.done < self.progress.total:
             return
         self._shown_at = now
-        stats = self._llm.stats()
-        self._tally.stats = stats
+        stats = self.llm.stats()
+        self.tally.stats = stats
         self._meter.add(stats.output_tokens, stats.prompt_tokens_computed, now)
-        progress = self._progress
+        progress = self.progress
         progress.out_tok_s, progress.in_tok_s = self._meter.rates()
         progress.stats = stats
         if stats.snapshots_total and self._started_tokens:
             progress.hit = self._reused_tokens / self._started_tokens
         progress.prefill = self._long_prefill()
-        progress.mean_length = self._mean_length()
+        ended = self.tally.num_outputs
+        progress.mean_length = self.tally.out_tokens / ended if ended else None
         progress.eta_s = self._eta()
-        self._reporter.update(progress)
+        self.reporter.update(progress)
 
     def _long_prefill(self) -> tuple[int, int] | None:
         for running in self._running.values():
@@ -287,24 +273,17 @@ class RunLoop:
                 return running.output.num_prompt_computed, total
         return None
 
-    def _mean_length(self) -> float | None:
-        ended = self._tally.num_outputs
-        return self._tally.out_tokens / ended if ended else None
-
     def _eta(self) -> float | None:
         # From the tokens that are still to come, guessed from those that came: requests differ too much.
-        mean, rate = self._progress.mean_length, self._progress.out_tok_s
-        if mean is None or rate <= 0 or self._meter.seconds < _SETTLED_SECONDS:
+        progress = self.progress
+        if not progress.mean_length or progress.out_tok_s <= 0:
             return None
-        waiting = self._progress.total - self._progress.done - self._in_flight
-        left = waiting * mean
+        if self._meter.seconds < _SETTLED_SECONDS:
+            return None
+        left = (progress.total - progress.done) * progress.mean_length
         for running in self._running.values():
-            outputs = running.output.outputs if running.output is not None else []
-            lengths = [len(out.token_ids) for out in outputs] or [0] * running.params.n
-            left += sum(_expected_rest(n, mean, running.params.max_tokens) for n in lengths)
-        return left / rate
-
-
-def _expected_rest(length: int, mean: float, limit: int) -> float:
-    # One that outlived the mean is taken to have as much again before it, up to its limit.
-    return mean - length if length < mean else min(mean, max(limit - length, 0))
+            if running.output is not None:
+                # One that outlived the mean is taken to have no more than a token before it.
+                lengths = (len(out.token_ids) for out in running.output.outputs)
+                left -= sum(min(length, progress.mean_length - 1) for length in lengths)
+        return max(left, 0.0) / progress.out_tok_s

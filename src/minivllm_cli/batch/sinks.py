@@ -5,6 +5,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -34,33 +35,33 @@ class Sink(Protocol):
         """The run ends early: keep what is there."""
 
 
+@dataclass
 class StreamSink:
     """Writes to something that only takes bytes, in input order or as records come.
 
     In input order a record waits for those before it. Waiting ones lie in a temporary file.
     """
 
-    def __init__(self, write: Callable[[bytes], None], render: Render, *, in_order: bool) -> None:
-        self._write = write
-        self._render = render
-        self._in_order = in_order
-        self._next = 0
-        self._spool = _temporary_file() if in_order else None
-        self._offsets = array("q")
-        self._lengths = array("q")
+    write: Callable[[bytes], None]
+    render: Render
+    in_order: bool
+    _next: int = 0
+    _spool: BinaryIO | None = None
+    _offsets: "array[int]" = field(default_factory=lambda: array("q"))
+    _lengths: "array[int]" = field(default_factory=lambda: array("q"))
 
     def put(self, position: int, index: int, key: str, record: dict[str, Any]) -> None:
         """Write the record, or keep it until its turn."""
-        data = self._render(record)
-        if not self._in_order:
-            self._write(data)
+        data = self.render(record)
+        if not self.in_order:
+            self.write(data)
             return
         if position != self._next:
             self._keep(position, data)
             return
         # Counted before it is written: an interrupt in between must not write a record twice.
         self._next += 1
-        self._write(data)
+        self.write(data)
         while self._has(self._next):
             self._next += 1
             self._release(self._next - 1)
@@ -72,14 +73,15 @@ class StreamSink:
 
     def stop(self) -> None:
         """Write what is finished although something before it never will be."""
-        if self._in_order:
+        if self.in_order:
             for position in range(self._next, len(self._offsets)):
                 if self._has(position):
                     self._release(position)
         self.finish()
 
     def _keep(self, position: int, data: bytes) -> None:
-        assert self._spool is not None
+        if self._spool is None:
+            self._spool = tempfile.TemporaryFile(prefix="minivllm-output-")  # noqa: SIM115
         missing = position + 1 - len(self._offsets)
         if missing > 0:
             self._offsets.extend([_NOWHERE] * missing)
@@ -94,45 +96,37 @@ class StreamSink:
     def _release(self, position: int) -> None:
         assert self._spool is not None
         self._spool.seek(self._offsets[position])
-        self._write(self._spool.read(self._lengths[position]))
+        self.write(self._spool.read(self._lengths[position]))
 
 
+@dataclass
 class FileSink:
     """Writes to the journal; `finish` publishes. `indices` are those of the run, in input order."""
 
-    def __init__(
-        self,
-        target: OutputTarget,
-        journal: Journal,
-        render: Render,
-        indices: Iterable[int],
-        *,
-        in_order: bool,
-    ) -> None:
-        self._target = target
-        self._journal = journal
-        self._render = render
-        self._indices = indices
-        self._in_order = in_order
+    target: OutputTarget
+    journal: Journal
+    render: Render
+    indices: Iterable[int]
+    in_order: bool
 
     def put(self, position: int, index: int, key: str, record: dict[str, Any]) -> None:
         """Append the record to the journal."""
-        self._journal.append(index, key, record)
+        self.journal.append(index, key, record)
 
     def stop(self) -> None:
         """The journal stays, for the next run."""
-        self._journal.keep()
-        self._journal.close()
+        self.journal.keep()
+        self.journal.close()
 
     def finish(self) -> None:
         """Write the published file beside the output, move it there, remove the journal.
 
         Interrupted at any point it leaves the journal, or the finished output, or both.
         """
-        path = self._target.path
+        path = self.target.path
         assert path is not None
-        self._journal.sync()
-        beside = self._target.publishing_path
+        self.journal.sync()
+        beside = self.target.publishing_path
         try:
             self._write(beside)
             os.replace(beside, path)
@@ -141,27 +135,23 @@ class FileSink:
             beside.unlink(missing_ok=True)
             raise OutputFailed(
                 f"cannot publish {path}: {error.strerror or error}",
-                why=f"all records are in {self._journal.path}",
+                why=f"all records are in {self.journal.path}",
                 hint="make room, then run the same command again",
             ) from None
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        self._journal.remove()
+        self.journal.remove()
 
     def _write(self, beside: Path) -> None:
-        order = self._indices if self._in_order else self._journal.completion_order(self._indices)
+        order = self.indices if self.in_order else self.journal.completion_order(self.indices)
         with open(beside, "wb") as file:
             for index in order:
-                file.write(self._render(self._journal.record(index)))
+                file.write(self.render(self.journal.record(index)))
             file.flush()
-            if self._target.mode is not None:
-                os.fchmod(file.fileno(), self._target.mode)
+            if self.target.mode is not None:
+                os.fchmod(file.fileno(), self.target.mode)
             os.fsync(file.fileno())
-
-
-def _temporary_file() -> BinaryIO:
-    return tempfile.TemporaryFile(prefix="minivllm-output-")
 
 
 def open_sink(
@@ -183,18 +173,18 @@ def open_sink(
     render = _renderer(flags, str)
     in_order = flags.order is not Order.COMPLETION
     if journal is not None:
-        return FileSink(target, journal, render, indices, in_order=in_order)
+        return FileSink(target, journal, render, indices, in_order)
     if target.path is None:
         results = claim_stdout()
         if not results.is_terminal:
-            return StreamSink(results.write, render, in_order=in_order)
+            return StreamSink(results.write, render, in_order)
 
         def write_beside_bar(data: bytes) -> None:
             console.remove_bar()
             results.write(data)
 
         render = _renderer(flags, strip_controls)
-        return StreamSink(write_beside_bar, render, in_order=in_order)
+        return StreamSink(write_beside_bar, render, in_order)
     try:
         file = open(target.path, "wb", buffering=0)  # noqa: SIM115  (closed by the stack)
     except OSError as error:
@@ -202,7 +192,7 @@ def open_sink(
             f"cannot write {target.path}: {error.strerror or error}", hint="another --output"
         ) from None
     stack.callback(file.close)
-    return StreamSink(Results(file, str(target.path)).write, render, in_order=in_order)
+    return StreamSink(Results(file, str(target.path)).write, render, in_order)
 
 
 def _renderer(flags: GenerateFlags, clean: Callable[[str], str]) -> Render:

@@ -1,6 +1,7 @@
 """`--prompt`: one answer, streamed to stdout as it comes; the text and its end, nothing else."""
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
@@ -101,52 +102,45 @@ def _answer(
         return last
 
 
+@dataclass
 class _Writer:
     """Text to stdout; while there is none yet, reasoning and the progress of a long prompt to stderr."""
 
-    def __init__(
-        self,
-        console: Console,
-        results: Results,
-        reporter: Reporter,
-        end: bytes,
-        shows_reasoning: bool,
-    ) -> None:
-        self._console = console
-        self._results = results
-        self._reporter = reporter
-        self._end = end
-        self._shows_reasoning = shows_reasoning
-        self._reasoning = False
-        self._written = False
+    console: Console
+    results: Results
+    reporter: Reporter
+    terminator: bytes
+    shows_reasoning: bool
+    _reasoning: bool = False
+    _written: bool = False
 
     def take(self, output: RequestOutput, prompt_length: int) -> None:
         computed = output.num_prompt_computed
         if prompt_length >= LONG_PROMPT and computed < prompt_length:
-            self._reporter.update(Progress("prompt", computed, prompt_length))
+            self.reporter.update(Progress("prompt", computed, prompt_length))
             return
-        self._reporter.close()
+        self.reporter.close()
         if not output.outputs:
             return
         news = output.outputs[0]
-        if news.reasoning_delta and self._shows_reasoning:
+        if news.reasoning_delta and self.shows_reasoning:
             self._reasoning = True
-            self._console.write(strip_controls(news.reasoning_delta))
+            self.console.write(strip_controls(news.reasoning_delta))
         if news.text_delta:
             self._close_reasoning()
             self._written = True
-            self._results.write_text(news.text_delta)
+            self.results.write_text(news.text_delta)
 
     def end(self) -> None:
         """The answer is over, or was broken off: end the line."""
         self._close_reasoning()
         if self._written:
-            self._results.write(self._end)
+            self.results.write(self.terminator)
 
     def _close_reasoning(self) -> None:
         if self._reasoning:
             self._reasoning = False
-            self._console.write("\n")
+            self.console.write("\n")
 
 
 def _report(console: Console, last: RequestOutput, tally: Tally) -> ExitCode:
