@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import time
-from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -22,7 +21,8 @@ from minivllm_engine.protocol.strict_json import dump_line
 _VERSION = 1
 _HEADER_START = b'{"journal":'
 _FSYNC_SECONDS = 2.0
-_NOWHERE = -1
+_KEY_BITS = 64
+_KEY_MASK = (1 << _KEY_BITS) - 1
 
 
 class Journal:
@@ -38,10 +38,9 @@ class Journal:
         self.num_resumed = 0
         self._file = file
         self._ours = False
-        # By index of the request: where its line lies, a part of its key, and whether it failed.
-        self._offsets = array("q")
-        self._keys = array("Q")
-        self._failed = bytearray()
+        # Of the last line of each request, by index: its offset, and below that the half of its key.
+        self._lines: dict[int, int] = {}
+        self._failed: set[int] = set()
         self._synced = time.monotonic()
 
     @classmethod
@@ -71,20 +70,16 @@ class Journal:
 
     def is_done(self, index: int, key: str) -> bool:
         """Was this very request answered already? A failed one is to be tried again."""
-        return self.has_answer(index) and self._keys[index] == _short(key)
+        return self.has_answer(index) and self._lines[index] & _KEY_MASK == _short(key)
 
     def has_answer(self, index: int) -> bool:
         """Was this line answered, be it as another request than it is now?"""
-        return (
-            index < len(self._offsets)
-            and self._offsets[index] != _NOWHERE
-            and not self._failed[index]
-        )
+        return index in self._lines and index not in self._failed
 
     @property
     def num_usable(self) -> int:
         """How many lines have an answer."""
-        return sum(map(self.has_answer, range(len(self._offsets))))
+        return len(self._lines) - len(self._failed)
 
     def append(self, index: int, key: str, record: dict[str, Any]) -> None:
         """Write a finished request's record. It is in the file when this returns.
@@ -115,7 +110,7 @@ class Journal:
             OutputFailed: somebody else wrote to the file, and it is there no more.
         """
         try:
-            entry = json.loads(self._line_at(self._offsets[index]))
+            entry = json.loads(self._line_at(self._lines[index] >> _KEY_BITS))
             record: dict[str, Any] = entry["record"]
             is_it = entry["index"] == index
         except (ValueError, KeyError, TypeError):
@@ -133,11 +128,11 @@ class Journal:
 
     def has_failed(self, index: int) -> bool:
         """Is the last record of this request a failure?"""
-        return index < len(self._failed) and bool(self._failed[index])
+        return index in self._failed
 
     def completion_order(self, indices: Iterable[int]) -> list[int]:
         """`indices` in the order in which their records were written."""
-        return sorted(indices, key=self._offsets.__getitem__)
+        return sorted(indices, key=self._lines.__getitem__)
 
     def sync(self) -> None:
         """Have the disk keep what was written."""
@@ -153,7 +148,7 @@ class Journal:
         path = self.path
         with suppress(OSError):  # a full disk was reported already
             self.sync()
-            if self._is_in_place() or not self._offsets:
+            if self._is_in_place() or not self._lines:
                 return
             if os.path.lexists(path):
                 path = path.with_name(path.name + ".saved")
@@ -187,7 +182,7 @@ class Journal:
     def close(self) -> None:
         """Give up the lock. The file stays, unless there is no record in it."""
         if not self._file.closed:
-            if not self._offsets and self._ours and self._is_in_place():
+            if not self._lines and self._ours and self._is_in_place():
                 self.path.unlink()
             self._file.close()
 
@@ -204,7 +199,7 @@ class Journal:
         for offset, line in lines:
             end = offset + len(line)
             self._replay(offset, line)
-        if not self._offsets:
+        if not self._lines:
             self._start(parts)
             return
         changed = changed_parts(parts, theirs)
@@ -221,10 +216,10 @@ class Journal:
         try:
             entry = json.loads(line)
             index, key, failed = entry["index"], entry["key"], record_failed(entry["record"])
-            if not isinstance(index, int) or index < 0:
+            if not isinstance(index, int) or index < 0 or isinstance(index, bool):
                 return
             self._note(index, offset, key, failed)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             # A damaged line is a request without an answer: it is run again.
             return
         self.num_resumed += 1
@@ -243,14 +238,8 @@ class Journal:
             ) from None
 
     def _note(self, index: int, offset: int, key: str, failed: bool) -> None:
-        missing = index + 1 - len(self._offsets)
-        if missing > 0:
-            self._offsets.extend([_NOWHERE] * missing)
-            self._keys.extend([0] * missing)
-            self._failed.extend(bytes(missing))
-        self._offsets[index] = offset
-        self._keys[index] = _short(key)
-        self._failed[index] = failed
+        self._lines[index] = offset << _KEY_BITS | _short(key)
+        (self._failed.add if failed else self._failed.discard)(index)
 
     def _line_at(self, offset: int) -> bytes:
         line, step = b"", 1 << 16
@@ -343,4 +332,4 @@ def _header_parts(header: bytes, path: Path) -> dict[str, Any]:
 
 
 def _short(key: str) -> int:
-    return int(key[:16], 16)
+    return int(key[:16], 16) & _KEY_MASK

@@ -65,8 +65,11 @@ def resolve_model(model: str | Path) -> Path:
             f"model directory {path} is empty", why="it holds no file at all", hint=_NEEDED
         )
     if not (path / "config.json").is_file():
-        found = Counter(file.suffix or file.name for file in path.iterdir())
-        counts = ", ".join(f"{count} *{kind}" for kind, count in found.most_common(4))
+        found = Counter(map(_kind_of, path.iterdir()))
+        counts = ", ".join(
+            f"{count} {kind}" if kind.startswith("*") else kind
+            for kind, count in found.most_common(4)
+        )
         hint = f"{conversion_command(path)} --model-config FILE" if _pickles(path) else _NEEDED
         raise CheckpointError(
             f"model directory {path} has no config.json (found: {counts})",
@@ -75,6 +78,12 @@ def resolve_model(model: str | Path) -> Path:
         )
     _weight_files(path)
     return path
+
+
+def _kind_of(path: Path) -> str:
+    if path.is_dir():
+        return f"{path.name}/"
+    return f"*{path.suffix}" if path.suffix else path.name
 
 
 @dataclass(frozen=True)

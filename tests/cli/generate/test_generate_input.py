@@ -307,6 +307,20 @@ def test_d_a_text_in_the_place_of_the_model(program: Program, fake_model: Path) 
     ]
 
 
+def test_d_what_is_found_in_place_of_a_model_lists_folders_as_folders(program: Program) -> None:
+    for name in ("refs", "snapshots.old"):
+        (program.home / "m" / name).mkdir(parents=True)
+    for name in ("a.pt", "b.pt", "README"):
+        (program.home / "m" / name).write_text("")
+    program.command = REAL
+    done = program.run("generate", "m", "-p", "x")
+    found = done.err_lines[0].partition("(found: ")[2].rstrip(")")
+    assert (done.code, sorted(found.split(", "))) == (
+        2,
+        ["2 *.pt", "README", "refs/", "snapshots.old/"],
+    )
+
+
 def test_d_a_line_that_the_template_refuses_is_named_with_its_line(
     program: Program, tmp_path: Path, fake_model: Path
 ) -> None:
