@@ -74,7 +74,13 @@ def _damaged(draw: st.DrawFn) -> bytes:
     return bytes(line)
 
 
-_LINES = st.one_of(_WHOLE, _damaged(), st.binary(max_size=40), st.just(b"[" * 5000), st.just(b"{"))
+_NESTED = st.builds(
+    lambda depth: b'{"prompt": "say x", "y": %s}' % (b"[" * depth + b"]" * depth),
+    st.one_of(st.integers(1, 1000), st.integers(940, 990)),
+)
+_LINES = st.one_of(
+    _WHOLE, _damaged(), st.binary(max_size=40), st.just(b"[" * 5000), st.just(b"{"), _NESTED
+)
 _FILES = st.builds(b"\n".join, st.lists(_LINES, max_size=5))
 _SETTINGS = settings(
     max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck)

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 # Legal inside a JSON string, yet line ends to many readers, or commands to a terminal.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
 
+_MOST_LEVELS = 200
+
 
 class BadJson(Exception):
     """A line that is not what it should be; `column` counts characters from 1."""
@@ -41,7 +43,20 @@ def parse_object(text: str) -> dict[str, Any]:
         raise _long_integer(text) from None
     if not isinstance(value, dict):
         raise BadJson(f"not a JSON object but {_kind(value)}", len(text) - len(text.lstrip()) + 1)
+    # What holds a record of it is read again, perhaps with less of the stack left.
+    if text.count("[") + text.count("{") > _MOST_LEVELS and _is_deep(value):
+        raise BadJson("not JSON: nested too deeply")
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        inner = [
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        ]
+        level = [one for many in inner for one in many]
+    return bool(level)
 
 
 def _long_integer(text: str) -> BadJson:

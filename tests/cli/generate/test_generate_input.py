@@ -57,6 +57,18 @@ def test_b1_twelve_million_spaces(program: Program, tiny_model: Path) -> None:
     assert document["refused"] + document["too_long"]["count"] == 1
 
 
+@pytest.mark.parametrize("depth", [190, 960, 964, 966, 967, 968, 969])
+def test_b1_a_line_of_many_brackets_costs_one_record(
+    program: Program, fake_model: Path, depth: int
+) -> None:
+    lines = ['{"prompt": "say a", "y": %s}' % ("[" * depth + "]" * depth), {"prompt": "say b"}]
+    source = program.write_lines("in", lines)
+    done = program.run("generate", fake_model, "-i", source, "-o", "out")
+    assert done.code == (0 if depth < 200 else 3)
+    first, second = read_records(program.home / "out")
+    assert (first["status"], second["status"]) == ("ok" if depth < 200 else "error", "ok")
+
+
 @pytest.fixture
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
     """Have something happen in a step of the engine, as if another process did it."""

@@ -102,6 +102,11 @@ class TestBadLines:
             (b'{"prompt": "\xc3\xa9\xff"}', 14, "not UTF-8 (byte 0xff)"),
             (b"\xff\xfe{\x00", 1, "not UTF-8 (byte 0xff)"),
             (b"[" * 100_000, 1, "not JSON: nested too deeply"),
+            (
+                b'{"prompt": "x", "y": %s}' % (b"[" * 200 + b"]" * 200),
+                1,
+                "not JSON: nested too deeply",
+            ),
         ],
     )
     def test_h16_lines_that_are_no_json_object(self, raw: bytes, column: int, message: str) -> None:
