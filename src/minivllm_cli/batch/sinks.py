@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from array import array
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from minivllm_engine.protocol.records import record_texts
 from minivllm_engine.protocol.strict_json import dump_line, encode_text
 
 Render = Callable[[dict[str, Any]], bytes]
-_NOWHERE = -1
 
 
 class Sink(Protocol):
@@ -47,8 +45,7 @@ class StreamSink:
     in_order: bool
     _next: int = 0
     _spool: BinaryIO | None = None
-    _offsets: "array[int]" = field(default_factory=lambda: array("q"))
-    _lengths: "array[int]" = field(default_factory=lambda: array("q"))
+    _kept: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def put(self, position: int, index: int, key: str, record: dict[str, Any]) -> None:
         """Write the record, or keep it until its turn."""
@@ -62,7 +59,7 @@ class StreamSink:
         # Counted before it is written: an interrupt in between must not write a record twice.
         self._next += 1
         self.write(data)
-        while self._has(self._next):
+        while self._next in self._kept:
             self._next += 1
             self._release(self._next - 1)
 
@@ -73,30 +70,30 @@ class StreamSink:
 
     def stop(self) -> None:
         """Write what is finished although something before it never will be."""
-        if self.in_order:
-            for position in range(self._next, len(self._offsets)):
-                if self._has(position):
-                    self._release(position)
+        for position in sorted(self._kept):
+            self._release(position)
         self.finish()
 
     def _keep(self, position: int, data: bytes) -> None:
-        if self._spool is None:
-            self._spool = tempfile.TemporaryFile(prefix="minivllm-output-")  # noqa: SIM115
-        missing = position + 1 - len(self._offsets)
-        if missing > 0:
-            self._offsets.extend([_NOWHERE] * missing)
-            self._lengths.extend([0] * missing)
-        self._offsets[position] = self._spool.seek(0, os.SEEK_END)
-        self._lengths[position] = len(data)
-        self._spool.write(data)
-
-    def _has(self, position: int) -> bool:
-        return position < len(self._offsets) and self._offsets[position] != _NOWHERE
+        try:
+            if self._spool is None:
+                self._spool = tempfile.TemporaryFile(prefix="minivllm-output-")  # noqa: SIM115
+            offset = self._spool.seek(0, os.SEEK_END)
+            self._spool.write(data)
+            self._spool.flush()
+        except OSError as error:
+            raise OutputFailed(
+                f"cannot keep what waits for its turn: {error.strerror or error}",
+                why=f"it is kept in {tempfile.gettempdir()}",
+                hint="--output FILE, or --order completion",
+            ) from None
+        self._kept[position] = (offset, len(data))
 
     def _release(self, position: int) -> None:
         assert self._spool is not None
-        self._spool.seek(self._offsets[position])
-        self.write(self._spool.read(self._lengths[position]))
+        offset, length = self._kept.pop(position)
+        self._spool.seek(offset)
+        self.write(self._spool.read(length))
 
 
 @dataclass

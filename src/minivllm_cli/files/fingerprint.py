@@ -29,19 +29,15 @@ def fingerprint_parts(model_path: Path, *, dtype: str) -> dict[str, str]:
     `dtype` is the configured one: `auto` stays `auto` on another device.
     """
     settings = _json(model_path / "tokenizer_config.json")
-    template_file = model_path / "chat_template.jinja"
-    template = (
-        template_file.read_bytes()
-        if template_file.is_file()
-        else json.dumps(settings.get("chat_template")).encode()
-    )
-    settings.pop("chat_template", None)
+    templates = [json.dumps(settings.pop("chat_template", None)).encode()]
+    files = [model_path / "chat_template.jinja"]
+    files += sorted(model_path.glob("additional_chat_templates/*.jinja"))
+    templates += [_content(file) for file in files if file.is_file()]
+    tokenizer = _content(model_path / "tokenizer.json")
     return {
         "model": model_hash(model_path),
-        "tokenizer": _digest(
-            [_content(model_path / "tokenizer.json"), json.dumps(settings, sort_keys=True).encode()]
-        ),
-        "chat_template": _digest([template]),
+        "tokenizer": _digest([tokenizer, json.dumps(settings, sort_keys=True).encode()]),
+        "chat_template": _digest(templates),
         "seed_rule": SEED_RULE,
         "engine": __version__,
         "dtype": dtype,

@@ -175,6 +175,21 @@ def test_b3_a_journal_that_was_replaced_is_not_removed(
     assert (program.home / "out.partial").read_text() == "of somebody else\n"
 
 
+def test_b3_no_room_for_what_waits_for_its_turn(
+    program: Program, fake_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("minivllm_cli.batch.sinks.tempfile.TemporaryFile", full)
+    source = program.write_lines("in", [{"prompt": "count 99"}, {"prompt": "say a"}])
+    done = program.run("generate", fake_model, "-i", source)
+    assert (done.code, done.out) == (1, "")
+    assert "cannot keep what waits for its turn: No space left on device" in done.err
+    done = program.run("generate", fake_model, "-i", source, "--order", "completion")
+    assert (done.code, len(done.records)) == (0, 2)
+
+
 @pytest.mark.parametrize("left", ["", '{"journal":'])
 def test_a7_a_finished_output_beside_an_empty_journal_is_kept(
     program: Program, fake_model: Path, left: str
