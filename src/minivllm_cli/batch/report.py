@@ -20,8 +20,8 @@ from minivllm_engine.protocol.lines import BadLine, Line
 
 _MOST_BAD_LINES = 20
 _MANY_CUT = 0.05
-# Percentiles of fewer requests say nothing.
-_MANY_REQUESTS = 20
+# Percentiles of fewer requests say nothing, nor do pools that they hardly use.
+MANY_REQUESTS = 20
 # Errors of lines whose record has another id than the line will have when it is corrected.
 _LOSES_ITS_ID = frozenset({"invalid_json_line", "duplicate_custom_id"})
 _KINDS = {
@@ -219,11 +219,11 @@ def render_summary(
     """
     document = tally.summary()
     tokens, seconds, rates = document["tokens"], document["seconds"], document["tok_s"]
-    many = all_of_it or tally.num_run >= _MANY_REQUESTS
+    many = all_of_it or tally.num_run >= MANY_REQUESTS
     rows = [
         ("input", _input_text(kinds, num_blank) if many or num_blank else ""),
         ("requests", _requests_text(tally)),
-        ("tokens", _tokens_text(tokens)),
+        ("tokens", _tokens_text(tokens) if tally.num_run else ""),
         ("cache", _cache_text(tally) if many else ""),
     ]
     if many:
@@ -239,7 +239,7 @@ def render_summary(
             ("E2E", _percentile_text(document["e2e_s"])),
             ("peak", _peak_text(tally)),
         ]
-    else:
+    elif tally.num_run:
         rows.append(("time", f"{seconds['wall']:.1f} s · out {rates['out']:,.1f} tok/s"))
     if tally.verify is not None:
         rows.append(("verify", verify_text(tally.verify)))

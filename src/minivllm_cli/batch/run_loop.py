@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.prompts import BuiltPrompt, PromptBuilder
 from minivllm_cli.batch.remedies import Remedies
-from minivllm_cli.batch.report import LineReports
+from minivllm_cli.batch.report import MANY_REQUESTS, LineReports
 from minivllm_cli.batch.sinks import Sink
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.batch.verify import Verifier
@@ -70,6 +70,7 @@ class RunLoop:
     _exhausted: bool = False
     _meter: RateMeter = field(default_factory=RateMeter)
     _shown_at: float = 0.0
+    _shows_pools: bool = True
     _stop_at: float | None = None
     # After a signal: the requests that may still finish.
     _last: frozenset[str] | None = None
@@ -97,6 +98,7 @@ class RunLoop:
                 f"(up to {CLEAN_UP_SECONDS:.0f} s). Ctrl-C again to abort now."
             )
 
+        self._shows_pools = console.verbosity > 0 or self.progress.total >= MANY_REQUESTS
         with interrupts.stopping_with(on_signal):
             self._show()
             while self._stop_at is None:
@@ -255,7 +257,7 @@ class RunLoop:
         self._meter.add(stats.output_tokens, stats.prompt_tokens_computed, now)
         progress = self.progress
         progress.out_tok_s, progress.in_tok_s = self._meter.rates()
-        progress.stats = stats
+        progress.stats = stats if self._shows_pools else None
         if stats.snapshots_total and self._started_tokens:
             progress.hit = self._reused_tokens / self._started_tokens
         progress.prefill = self._long_prefill()

@@ -373,7 +373,11 @@ def test_d_two_prompts_have_a_short_summary(program: Program, fake_model: Path) 
     rows = [line.split("  ")[0] for line in done.err_lines]
     assert rows[-4:] == ["requests", "tokens", "time", "output"]
     assert not {"TTFT", "E2E", "peak", "cache"} & set(rows)
+    assert "snap " not in done.err, "neither while it runs"
     verbose = program.run("generate", fake_model, "-i", source, "-v")
     rows = [line.split("  ")[0] for line in verbose.err_lines]
     assert {"TTFT", "E2E", "peak", "cache"} <= set(rows)
-    assert "+ other 0." in verbose.err
+    assert "+ other 0." in verbose.err and "snap " in verbose.err
+    source = program.write_lines("in", _lines(20))
+    many = program.run("generate", fake_model, "-i", source)
+    assert "TTFT  " in many.err and "snap " in many.err
