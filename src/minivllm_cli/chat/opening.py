@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.cache_dump.watch import cache_watch
-from minivllm_cli.chat.failures import attach_transcript
-from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.piped import answer_once
 from minivllm_cli.chat.restore import check_saved_settings, restore
-from minivllm_cli.chat.saved_chat import SavedChat, load_chat
+from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat
-from minivllm_cli.chat.transcript_file import TranscriptFile
-from minivllm_cli.chat.turn_commands import turns
 from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.config_file import Entry
@@ -30,6 +26,7 @@ from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.files.fingerprint import fingerprint_parts
 from minivllm_cli.files.output_target import check_side_file
 from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.units import count_text
 from minivllm_engine.text.chat_template import switches_thinking
 
 if TYPE_CHECKING:
@@ -109,7 +106,8 @@ def _fit_to_terminal(console: Console) -> None:
 
 def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:
     """Talk until the user leaves. stdin and stdout are terminals."""
-    from minivllm_cli.chat.commands import complete
+    from minivllm_cli.chat.commands import complete, run_command
+    from minivllm_cli.chat.history_file import HistoryFile
     from minivllm_cli.chat.prompt import Prompt
     from minivllm_cli.chat.repl import Repl
 
@@ -117,7 +115,8 @@ def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:
     options = chat.settings.chat
     descriptor = os.dup(results.file.fileno())
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as terminal:
-        history = HistoryFile(state_dir() / "history") if options.history else None
+        path = state_dir() / "history"
+        history = HistoryFile(path, console.warn) if options.history else None
         screen = Screen(
             results,
             console,
@@ -125,15 +124,15 @@ def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:
             stats=options.stats,
             colour=wants_colour(terminal),
         )
-        prompt = Prompt(terminal, history, complete, vi=vi, warn=console.warn)
+        prompt = Prompt(terminal, history, complete, vi=vi)
         limit = f"context {chat.llm.max_model_len:,} tokens"
         console.dim(f"{chat.model['name']} · {limit} · /help lists commands, Ctrl-D leaves")
         try:
-            return Repl(chat, screen, prompt, history, run.interrupts).run()
+            return Repl(chat, screen, prompt, history, run.interrupts, run_command).run()
         except (CliError, EngineError):
             raise
         except Exception as error:
-            attach_transcript(error, chat)
+            chat.attach_to(error)
             raise
 
 
@@ -188,6 +187,6 @@ def _for_one_conversation(settings: Settings) -> Settings:
 
 def _restore(run: Invocation, chat: Chat, saved: SavedChat, source: str) -> None:
     notes = restore(chat, saved, source, flags_win=True)
-    run.console.note(f"going on with {source}: {turns(chat.transcript.num_turns)}")
+    run.console.note(f"going on with {source}: {count_text(chat.transcript.num_turns, 'turn')}")
     for note in notes:
         run.console.note(note)

@@ -1,9 +1,11 @@
-"""What a typed text is: a message, a command, a wish to leave, or nothing."""
+"""What a typed text is: a message, a command with its argument, a wish to leave, or nothing."""
 
 from dataclasses import dataclass
 
+from minivllm_cli.errors import CliError
+
 FENCE = '"""'
-_LEAVE = ("exit", "quit")
+_LEAVE = ("exit", "quit", "/exit", "/quit", "/bye")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """`exit` or `quit` without a slash."""
+    """`exit` or `quit`, with or without a slash."""
 
 
 TypedLine = Say | Run | Leave | None
@@ -55,3 +57,18 @@ def classify(text: str) -> TypedLine:
         name, _, argument = stripped.partition(" ")
         return Run(name, argument.strip())
     return Say(stripped)
+
+
+def whole_number(command: str, argument: str, least: int | None = None) -> int:
+    """Read the integer that follows a command.
+
+    Raises:
+        CliError: it is none, or below `least`.
+    """
+    try:
+        number = int(argument)
+    except ValueError:
+        raise CliError(f"{command} {argument}: not a whole number") from None
+    if least is not None and number < least:
+        raise CliError(f"{command} {argument}: not {least} or more")
+    return number

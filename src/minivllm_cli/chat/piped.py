@@ -2,10 +2,8 @@
 
 import sys
 
-from minivllm_cli.chat.answering import StopFlag
-from minivllm_cli.chat.failures import attach_transcript
 from minivllm_cli.chat.screen import Screen
-from minivllm_cli.chat.session import Chat
+from minivllm_cli.chat.session import Chat, StopFlag
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.errors import CliError, ExitCode, problems_of
 from minivllm_engine.core.errors import EngineError
@@ -60,7 +58,7 @@ def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupt
             raise
         except Exception as error:
             view.end()
-            attach_transcript(error, chat)
+            chat.attach_to(error)
             raise
         view.end(interrupted=stop.requested)
         chat.write_log()

@@ -1,7 +1,9 @@
-"""The line editor: keys, paste, history, completion. The only file that knows prompt_toolkit."""
+"""The line editor: keys, paste, history, completion; and the terminal's modes where no line is read."""
 
 import select
+import signal
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -9,12 +11,11 @@ from typing import TextIO
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
-from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
-from prompt_toolkit.history import DummyHistory, History
+from prompt_toolkit.history import DummyHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
@@ -42,7 +43,6 @@ class Prompt:
         history: where texts are kept; None neither reads nor keeps any.
         completions: (text, help) for a line that is typed so far, or None for a file name.
         vi: vi keys instead of emacs keys.
-        warn: told once when the history cannot be used.
 
     Attributes:
         newline_on_enter: Enter breaks the line and Alt-Enter sends, instead of the reverse.
@@ -55,7 +55,6 @@ class Prompt:
         completions: Callable[[str], Sequence[tuple[str, str]] | None],
         *,
         vi: bool,
-        warn: Callable[[str], None],
     ) -> None:
         self.newline_on_enter = False
         self._input = create_input(sys.stdin)
@@ -67,14 +66,11 @@ class Prompt:
         self._has_read = False
         self._edits = False
         self._enter = _HeldEnter()
-        self._history: History = DummyHistory()
-        if history is not None:
-            self._history = _StoredHistory(history, warn)
         self._session: PromptSession[str] = PromptSession(
             _PROMPT,
             input=self._input,
             output=self._output,
-            history=self._history,
+            history=history or DummyHistory(),
             multiline=True,
             vi_mode=vi,
             key_bindings=self._bindings(),
@@ -145,11 +141,6 @@ class Prompt:
         finally:
             self._mark_pastes()
 
-    def forget(self) -> None:
-        """Drop the texts of earlier chats from memory too."""
-        if isinstance(self._history, _StoredHistory):
-            self._history.forget()
-
     def _mark_pastes(self) -> None:
         # Reading a line ends with the marks switched off.
         self._output.enable_bracketed_paste()
@@ -177,7 +168,7 @@ class Prompt:
         @bindings.add("enter", filter=typing)
         def enter(event: KeyPressEvent) -> None:
             if self.newline_on_enter or opens_block(event.current_buffer.text):
-                _break_line(event.current_buffer)
+                event.current_buffer.insert_text("\n")
             else:
                 self._enter.press(event)
 
@@ -186,11 +177,11 @@ class Prompt:
             if self.newline_on_enter:
                 event.current_buffer.validate_and_handle()
             else:
-                _break_line(event.current_buffer)
+                event.current_buffer.insert_text("\n")
 
         @bindings.add("c-j", filter=typing)
         def ctrl_j(event: KeyPressEvent) -> None:
-            _break_line(event.current_buffer)
+            event.current_buffer.insert_text("\n")
 
         @bindings.add("c-c", filter=typing)
         @bindings.add("<sigint>")
@@ -240,7 +231,7 @@ class _HeldEnter:
     def before_next_key(self, _sender: object) -> None:
         if self._cancel is not None:
             self.drop()
-            _break_line(get_app().current_buffer)
+            get_app().current_buffer.insert_text("\n")
 
     def drop(self) -> None:
         if self._cancel is not None:
@@ -255,45 +246,6 @@ def _num_lines(keys: Sequence[KeyPress]) -> int:
         count += filled and press.key == Keys.ControlM
         filled = press.key != Keys.ControlM
     return count + filled
-
-
-def _break_line(buffer: Buffer) -> None:
-    buffer.insert_text("\n")
-
-
-class _StoredHistory(History):
-    """The history file as prompt_toolkit sees it."""
-
-    def __init__(self, file: HistoryFile, warn: Callable[[str], None]) -> None:
-        super().__init__()
-        self._file = file
-        self._warn = warn
-        self._usable = True
-
-    def load_history_strings(self) -> Iterable[str]:
-        try:
-            return reversed(self._file.read())
-        except OSError as error:
-            self._complain(error)
-            return []
-
-    def append_string(self, string: str) -> None:
-        if not string.startswith(" "):
-            super().append_string(string)
-
-    def store_string(self, string: str) -> None:
-        try:
-            self._file.append(string)
-        except OSError as error:
-            self._complain(error)
-
-    def forget(self) -> None:
-        self._loaded_strings = []
-
-    def _complain(self, error: OSError) -> None:
-        if self._usable:
-            self._usable = False
-            self._warn(f"history is not kept: {self._file.path}: {error.strerror}")
 
 
 class _Completer(Completer):
@@ -316,3 +268,35 @@ class _Completer(Completer):
         for text, help_text in found:
             if text.startswith(word):
                 yield Completion(text, start_position=-len(word), display_meta=help_text)
+
+
+@contextmanager
+def keys_held_back() -> Iterator[Callable[[], None]]:
+    """Within, keys are not echoed into an answer; what is typed waits for the next prompt.
+
+    Ctrl-C and Ctrl-Z keep their meaning. The old modes come back at the end, or when what is yielded
+    is called.
+    """
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    changed = termios.tcgetattr(descriptor)
+    # Enter stays a carriage return: the prompt takes a newline for Ctrl-J. Ctrl-D stays a key.
+    changed[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+    changed[3] &= ~(termios.ECHO | termios.ICANON)
+    # Ctrl-C would have the terminal forget what was typed, and nobody could say how much that was.
+    changed[3] |= termios.NOFLSH
+
+    def hold(*_: object) -> None:
+        termios.tcsetattr(descriptor, termios.TCSANOW, changed)
+
+    def restore() -> None:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+    hold()
+    # A shell that we come back from after Ctrl-Z has left modes of its own.
+    old_handler = signal.signal(signal.SIGCONT, hold)
+    try:
+        yield restore
+    finally:
+        signal.signal(signal.SIGCONT, old_handler)
+        restore()

@@ -1,21 +1,19 @@
 """A chat in progress: its transcript, its settings, its engine, and what a turn does to them."""
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minivllm_cli import engine as engine_factory
-from minivllm_cli.chat.answering import Listener, StopFlag, stream_answer
 from minivllm_cli.chat.context_limit import ContextLimit
 from minivllm_cli.chat.prompts import Template, way_to_keep_thinking
-from minivllm_cli.chat.reuse import recompute_text
-from minivllm_cli.chat.saved_chat import SavedChat
-from minivllm_cli.chat.statistics import saved_figures
+from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, header_row, message_rows
+from minivllm_cli.chat.statistics import recompute_text, saved_figures
 from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
-from minivllm_cli.chat.transcript_file import TranscriptFile
 from minivllm_cli.config.config_file import Entry
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
@@ -30,6 +28,22 @@ if TYPE_CHECKING:
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
 _SEED_RANGE = 2**31
+
+
+class StopFlag:
+    """Set by a signal, looked at between two steps of the engine."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self) -> None:
+        self.requested = True
+
+
+class Listener(Protocol):
+    """Is shown the answer as it grows: each output once, in order."""
+
+    def show(self, output: RequestOutput) -> None: ...
 
 
 @dataclass
@@ -216,6 +230,12 @@ class Chat:
         if self.log is not None:
             self.log.update(self.saved_form())
 
+    def attach_to(self, error: BaseException) -> None:
+        """Make the transcript a part of what a crash file will say of `error`."""
+        saved = self.saved_form()
+        document = header_row(saved) | {"messages": message_rows(saved.transcript)}
+        error.add_note("transcript: " + json.dumps(document, ensure_ascii=False))
+
     def _run(
         self, prompt: Mapping[str, Any], params: SamplingParams, listener: Listener, stop: StopFlag
     ) -> RequestOutput:
@@ -256,3 +276,41 @@ def _message(output: RequestOutput) -> Message:
         finish_reason=str(output.finish_reason),
         stats=saved_figures(output),
     )
+
+
+def stream_answer(
+    llm: "LLM",
+    prompt: Any,
+    params: SamplingParams,
+    listener: Listener,
+    stop: StopFlag,
+    between_steps: Callable[[], None] = lambda: None,
+) -> RequestOutput:
+    """Run one request to its end, or until `stop` is requested: then it ends within one step.
+
+    The request is gone from the engine when this returns or raises.
+
+    Raises:
+        EngineError: the request was refused, or it or the engine failed.
+    """
+    request_id = llm.add_request(prompt, params)
+    try:
+        while not stop.requested:
+            for output in llm.step():
+                if output.request_id != request_id:
+                    continue
+                listener.show(output)
+                if output.error is not None:
+                    raise output.error
+                if output.finished:
+                    return output
+            if not llm.has_unfinished:
+                raise EngineError("the engine lost the request")
+            between_steps()
+        aborted = llm.abort(request_id)
+        if aborted is None:
+            raise EngineError("the engine lost the request")
+        listener.show(aborted)
+        return aborted
+    finally:
+        llm.abort(request_id)
