@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.cache_dump.watch import cache_watch
-from minivllm_cli.chat.piped import answer_once
 from minivllm_cli.chat.restore import check_saved_settings, restore
 from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat
 from minivllm_cli.chat.screen import Screen
@@ -134,13 +133,6 @@ def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:
         except Exception as error:
             chat.attach_to(error)
             raise
-
-
-def run_piped(run: Invocation, chat: Chat, question: str) -> ExitCode:
-    """One answer on stdout, without its thinking."""
-    stats = chat.settings.chat.stats
-    screen = Screen(claim_stdout(), run.console, thinking="hide", stats=stats, colour=False)
-    return answer_once(chat, question, screen, run.interrupts)
 
 
 def _checked_think(run: Invocation, settings: Settings, tokenizer: "Tokenizer") -> bool | None:

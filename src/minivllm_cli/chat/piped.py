@@ -2,9 +2,10 @@
 
 import sys
 
-from minivllm_cli.chat.screen import Screen
+from minivllm_cli.chat.screen import AnswerView, Screen
 from minivllm_cli.chat.session import Chat, StopFlag
-from minivllm_cli.console.signals import Interrupts
+from minivllm_cli.command import Invocation
+from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.errors import CliError, ExitCode, problems_of
 from minivllm_engine.core.errors import EngineError
 
@@ -29,14 +30,16 @@ def read_question() -> str:
     return text.strip("\r\n")
 
 
-def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupts) -> ExitCode:
-    """Stream the answer to stdout.
+def answer_once(run: Invocation, chat: Chat, question: str) -> ExitCode:
+    """Stream the answer to stdout, without its thinking.
 
     Raises:
         CliError: the transcript cannot be written, or stdout.
         KeyboardInterrupt: it was stopped. What had come by then is in the transcript file.
     """
-    stop = StopFlag()
+    stop, interrupts = StopFlag(), run.interrupts
+    stats = chat.settings.chat.stats
+    screen = Screen(claim_stdout(), run.console, thinking="hide", stats=stats, colour=False)
 
     def on_signal(count: int) -> None:
         if stop.requested:
@@ -45,7 +48,7 @@ def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupt
         interrupts.limit_clean_up()
         stop.request()
 
-    view = screen.answer_view()
+    view = AnswerView(screen)
     with interrupts.stopping_with(on_signal):
         try:
             output = chat.ask(chat.transcript, question, view, stop)

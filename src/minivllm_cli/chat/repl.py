@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.parse_line import Leave, Run, Say, classify
 from minivllm_cli.chat.prompt import Prompt, PromptInterrupt, keys_held_back
-from minivllm_cli.chat.screen import Screen
+from minivllm_cli.chat.screen import AnswerView, Screen
 from minivllm_cli.chat.session import Chat, Listener, StopFlag, stopped_before_it_began
 from minivllm_cli.chat.statistics import shortfall
 from minivllm_cli.chat.transcript import Branches, Transcript
@@ -87,7 +87,7 @@ class Repl:
 
     def turn(self, run: Callable[[Listener, StopFlag], RequestOutput]) -> None:
         """Let `run` produce an answer on screen. What it raises is shown, and the chat goes on."""
-        console, view = self.screen.console, self.screen.answer_view()
+        console, view = self.screen.console, AnswerView(self.screen)
         with self._stoppable() as stop:
             try:
                 output = run(view, stop)

@@ -9,7 +9,7 @@ from minivllm_cli.chat.statistics import (
     statistics_line,
     thought_line,
 )
-from minivllm_cli.chat.word_wrap import Columns, StreamedWords, terminal_columns, wrapped
+from minivllm_cli.chat.word_wrap import StreamedWords, terminal_columns, wrapped
 from minivllm_cli.console.progress import prefill_text
 from minivllm_cli.console.streams import Console, Results, strip_controls
 from minivllm_engine.core.outputs import RequestOutput
@@ -22,31 +22,14 @@ _QUIET_PREFILL_SECONDS = 1.0
 
 
 class AnswerView:
-    """Writes one answer.
+    """Writes one answer on a screen, as text that is appended and never redrawn."""
 
-    Args:
-        results: where the answer goes.
-        console: where everything else goes.
-        thinking: `show` writes it, `fold` writes it dimmed, `hide` does not; all say how long it took.
-        colour: dimming may be used on `results`.
-        columns: the width at which lines break between words; None lets them be.
-    """
-
-    def __init__(
-        self,
-        results: Results,
-        console: Console,
-        *,
-        thinking: ThinkingDisplay,
-        colour: bool,
-        columns: Columns | None,
-    ) -> None:
-        self._results = results
-        self._console = console
-        self._thinking = thinking
-        self._dims = thinking == "fold" and colour
-        self._colour = colour
-        self._columns = columns
+    def __init__(self, screen: "Screen") -> None:
+        self._results = screen.results
+        self._console = screen.console
+        self._thinking = screen.thinking
+        self._colour = screen.colour
+        self._columns = screen.columns
         self._words = StreamedWords()
         self._started = time.monotonic()
         self._thinking_since: float | None = None
@@ -96,11 +79,10 @@ class AnswerView:
         return text.encode("utf-8", "replace")
 
     def _write_thinking(self, text: str) -> None:
-        if self._dims:
-            self._results.write(_DIM)
+        dims = self._thinking == "fold" and self._colour
+        self._results.write(_DIM if dims else b"")
         self._write(text)
-        if self._dims:
-            self._results.write(_RESET)
+        self._results.write(_RESET if dims else b"")
 
     def _end_thinking(self) -> None:
         if self._thinking_since is None or not self._thought:
@@ -137,8 +119,10 @@ class Screen:
     """Answers and what was asked for go to `results`; everything else to the console.
 
     Attributes:
-        thinking: how thinking is shown.
+        thinking: `show` writes it, `fold` writes it dimmed, `hide` does not; all say how long it took.
         stats: whether an answer is followed by its figures.
+        colour: dimming may be used on `results`.
+        columns: the width at which lines break between words; None lets them be.
     """
 
     def __init__(
@@ -154,25 +138,15 @@ class Screen:
         self.console = console
         self.thinking = thinking
         self.stats = stats
-        self._colour = colour
-        self._columns = terminal_columns(results.file)
+        self.colour = colour
+        self.columns = terminal_columns(results.file)
         self._warned_of_context = False
         self._explained: set[str | None] = set()
 
-    def answer_view(self) -> AnswerView:
-        """A view for one more answer."""
-        return AnswerView(
-            self.results,
-            self.console,
-            thinking=self.thinking,
-            colour=self._colour,
-            columns=self._columns,
-        )
-
     def print(self, text: str, *, indent: int = 0) -> None:
         """One or more lines that the user asked for; `indent` blanks begin what a line goes on with."""
-        if self._columns is not None:
-            text = wrapped(text, self._columns(), indent)
+        if self.columns is not None:
+            text = wrapped(text, self.columns(), indent)
         self.results.write_text(text + "\n")
 
     def after_answer(

@@ -14,7 +14,7 @@ from cli.chat import scripted_minivllm
 from cli.chat.terminal import Terminal
 from cli.program import Finished, Program
 from minivllm_cli.app import run
-from minivllm_cli.chat import command, opening
+from minivllm_cli.chat import command, opening, piped
 from minivllm_cli.chat.commands import run_command
 from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.prompt import PromptInterrupt
@@ -72,7 +72,8 @@ class Chat(Program):
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
             patch.setattr(sys, "stderr", streams.stderr)
             results = Results(streams.stdout)  # type: ignore[arg-type]
-            patch.setattr(opening, "claim_stdout", lambda: results)
+            for module in (opening, piped):
+                patch.setattr(module, "claim_stdout", lambda: results)
             patch.setattr(os, "isatty", lambda descriptor: False)
             yield streams
 

@@ -30,7 +30,7 @@ def _open_engine(prepared, progress=None):
         if progress is not None:
             progress("weights", done, parts)
         time.sleep(seconds / parts)
-    return ScriptedEngine(prepared.settings, prepared.path)
+    return ScriptedEngine(prepared.settings, prepared.path, os.environ.get("FAKE_LOG"))
 
 
 def install(replace=setattr):

@@ -56,7 +56,7 @@ def test_wrong_lines_are_neither_sent_nor_fatal(chat):
         assert "no.json cannot be read" in talk.ask("/load no.json")
         assert "no.txt cannot be read" in talk.ask("/system @no.txt")
         assert chat.requests == []
-        assert talk.ask("//usr/bin").startswith("You said: /usr/bin\n")
+        assert talk.ask("//usr/bin").startswith("</usr/bin>\n")
         assert "Traceback" not in talk.text
 
 
@@ -85,12 +85,12 @@ def test_k10_an_answer_is_made_again(chat):
         first = talk.ask("seeded").split("\n")[0]
         again = talk.ask("/regen 7").split("\n")[0]
         third = talk.ask("/regen").split("\n")
-        assert talk.ask("/regen 7").split("\n")[0] == again == "seed 7"
+        assert talk.ask("/regen 7").split("\n")[0] == again == "seed 7 output 0"
         talk.ask("/save a.json")
-        assert re.fullmatch(r"seed \d+", first)
-        assert third[0] == third[1], "the drawn seed is said, and used"
-        assert third[0] not in (first, again)
-        assert [m["content"] for m in _messages(chat)] == ["seeded", "seed 7"]
+        assert re.fullmatch(r"seed \d+ output 0", first)
+        assert third[1] == f"{third[0]} output 0", "the drawn seed is said, and used"
+        assert third[1] not in (first, again)
+        assert [m["content"] for m in _messages(chat)] == ["seeded", "seed 7 output 0"]
         assert _messages(chat)[1]["stats"]["seed"] == 7
         talk.ask("/set temperature 0")
         assert "every seed gives the same answer" in talk.ask("/regen")

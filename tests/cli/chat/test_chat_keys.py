@@ -61,7 +61,7 @@ def test_lines_typed_while_the_model_loads_are_handled_one_by_one(chat):
         terminal.wait_for("> half")
         assert "temperature 0.5" in terminal.lines
         terminal.type(f"{CTRL_J}a line{ENTER}")
-        terminal.wait_for("You said: half")
+        terminal.wait_for("<half")
     assert chat.questions == ["echo one", "echo two", "half\na line"]
 
 
@@ -78,7 +78,7 @@ def test_line_breaks_can_be_typed(chat):
         terminal.type('"""')
         terminal.watch(0.2)
         terminal.type(ENTER)
-        terminal.wait_for("You said: /exit")
+        terminal.wait_for("</exit>")
         terminal.wait_for_prompt()
         terminal.ask("/multi")
         terminal.type("four")
@@ -86,7 +86,7 @@ def test_line_breaks_can_be_typed(chat):
         terminal.type(ENTER)
         terminal.watch(0.2)
         terminal.type(f"five{ALT_ENTER}")
-        terminal.wait_for("You said: four")
+        terminal.wait_for("<four")
     assert chat.questions == ["one\ntwo\nthree", "/exit", "four\nfive"]
 
 
@@ -191,12 +191,12 @@ def test_what_is_typed_during_an_answer_is_handled_line_by_line_after_it(chat):
         terminal.wait_for("1 2")
         for line in ("echo one", "/stats off", "", '"""', "two", "lines", '"""', "half"):
             terminal.type(line + (ENTER if line != "half" else ""))
-        terminal.wait_for("You said: two")
+        terminal.wait_for("<two")
         terminal.wait_for("> half")
         assert "1 2 3 4 5 6 7 8" in terminal.lines, "keys are not echoed into an answer"
         assert "statistics off" in terminal.lines
         terminal.type(" a line" + ENTER)
-        terminal.wait_for("You said: half a line")
+        terminal.wait_for("<half a line>")
         terminal.wait_for_prompt()
         terminal.type("slow count 12" + ENTER)
         terminal.wait_for("8 9")
