@@ -62,7 +62,7 @@ class ChatFlags(OptionGroup):
     cache_dump: CacheDumpOption = None
 
     def typed(self) -> dict[str, tuple[str, Any]]:
-        """As in other groups; a flag that switches off sets its key to false."""
+        """Collect as other groups do; a flag that switches off sets its key to false."""
         found = super().typed()
         if self.no_stats:
             found["chat.stats"] = ("--no-stats", False)

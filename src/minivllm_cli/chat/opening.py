@@ -46,7 +46,7 @@ def open_chat(
     resume: bool,
     cache_dump: Path | None = None,
 ) -> Iterator[Chat]:
-    """A chat with its engine, which is closed at the end.
+    """Open a chat with its engine, which is closed at the end.
 
     Args:
         load: a saved chat to go on with.
@@ -136,7 +136,7 @@ def run_repl(run: Invocation, chat: Chat, *, vi: bool) -> ExitCode:
 
 
 def _checked_think(run: Invocation, settings: Settings, tokenizer: "Tokenizer") -> bool | None:
-    """What the template is to be told of thinking."""
+    """Tell what the template is to be told of thinking."""
     if not tokenizer.has_chat_template:
         raise CliError(
             f"{settings.model} has no chat template",
@@ -171,7 +171,7 @@ def _load(run: Invocation, settings: Settings, prepared: "PreparedModel") -> "LL
 
 
 def _for_one_conversation(settings: Settings) -> Settings:
-    """One sequence at a time needs one state slot, unless somebody set another number."""
+    """Ask for one state slot, enough for one sequence at a time, unless somebody set another number."""
     path = "engine.max_num_seqs"
     entries = {path: Entry(path, 1, "chat"), **settings.entries}
     return Settings(entries, settings.model_sampling)

@@ -32,7 +32,7 @@ TypedLine = Say | Run | Leave | None
 
 
 def opens_block(text: str) -> bool:
-    """Does `text` begin a block in triple quotes that is not closed yet?"""
+    """Tell whether `text` begins a block in triple quotes that is not closed yet."""
     start = text.lstrip()
     if not start.startswith(FENCE):
         return False
@@ -40,7 +40,7 @@ def opens_block(text: str) -> bool:
 
 
 def classify(text: str) -> TypedLine:
-    """Text with a line break, and what stands in triple quotes, is never a command; `//x` says `/x`."""
+    """Read a typed text. One with a line break, or in triple quotes, is no command; `//x` says `/x`."""
     stripped = text.strip()
     if stripped.startswith(FENCE) and not opens_block(text):
         inner = stripped[len(FENCE) : -len(FENCE)].strip("\r\n")

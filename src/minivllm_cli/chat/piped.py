@@ -11,7 +11,7 @@ from minivllm_engine.core.errors import EngineError
 
 
 def read_question() -> str:
-    """All of stdin as one message.
+    """Read all of stdin as one message.
 
     Raises:
         CliError: there is nothing in it, or it is not UTF-8.

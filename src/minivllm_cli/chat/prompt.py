@@ -85,7 +85,7 @@ class Prompt:
         self._session.app.key_processor.before_key_press += self._enter.before_next_key
 
     def read(self) -> str:
-        """One text, of one or more lines.
+        """Read one text, of one or more lines.
 
         Raises:
             PromptInterrupt: Ctrl-C on an empty line.
@@ -94,7 +94,7 @@ class Prompt:
         return self._read(_PROMPT)
 
     def edit(self, text: str) -> str:
-        """`text` as the user changes it, at a prompt of its own.
+        """Let the user change `text`, at a prompt of its own.
 
         Raises:
             PromptInterrupt: Ctrl-C or Ctrl-D, whatever stands there: the edit is given up.
@@ -117,7 +117,7 @@ class Prompt:
 
     @contextmanager
     def pastes_marked(self) -> Iterator[None]:
-        """Within, the terminal marks what is pasted also while nothing is read: during an answer."""
+        """Have the terminal mark what is pasted also while nothing is read: during an answer."""
         self._mark_pastes()
         try:
             yield
@@ -126,7 +126,7 @@ class Prompt:
             self._output.flush()
 
     def confirm(self, question: str) -> bool:
-        """A yes or no; anything but a yes is a no."""
+        """Ask for a yes or no; anything but a yes is a no."""
         session: PromptSession[str] = PromptSession(
             f"{question} [y/N] ",
             input=self._input,
@@ -151,7 +151,7 @@ class Prompt:
         return _num_lines(self._take_what_waits())
 
     def _take_what_waits(self) -> list[KeyPress]:
-        """Keys that came while nobody read."""
+        """Take the keys that came while nobody read."""
         keys = get_typeahead(self._input)
         while not self._input.closed and select.select([self._input.fileno()], [], [], 0)[0]:
             keys += self._input.read_keys()
@@ -240,7 +240,7 @@ class _HeldEnter:
 
 
 def _num_lines(keys: Sequence[KeyPress]) -> int:
-    """Lines among typed keys that hold anything; the last one need not be ended."""
+    """Count lines among typed keys that hold anything; the last one need not be ended."""
     count, filled = 0, False
     for press in keys:
         count += filled and press.key == Keys.ControlM
@@ -272,7 +272,7 @@ class _Completer(Completer):
 
 @contextmanager
 def keys_held_back() -> Iterator[Callable[[], None]]:
-    """Within, keys are not echoed into an answer; what is typed waits for the next prompt.
+    """Keep keys from being echoed into an answer; what is typed waits for the next prompt.
 
     Ctrl-C and Ctrl-Z keep their meaning. The old modes come back at the end, or when what is yielded
     is called.

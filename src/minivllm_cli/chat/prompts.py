@@ -27,7 +27,7 @@ class Template:
     thinking: ThinkingInHistory = "drop"
 
     def render(self, transcript: Transcript, *, open_answer: bool = True) -> str:
-        """The prompt as text; with `open_answer` it ends where the answer begins.
+        """Render the prompt as text; with `open_answer` it ends where the answer begins.
 
         Raises:
             RequestError: the template refuses these messages.
@@ -37,13 +37,13 @@ class Template:
         )
 
     def count(self, transcript: Transcript, *, open_answer: bool = True) -> int:
-        """Tokens of the prompt. An empty transcript has none, whatever the template would say."""
+        """Count the tokens of the prompt. An empty transcript has none, whatever the template would say."""
         if not transcript.messages and transcript.system is None:
             return 0
         return len(self.tokenizer.encode(self.render(transcript, open_answer=open_answer)))
 
     def cost_of_history(self, transcript: Transcript) -> int:
-        """Tokens that the next turn has to compute before it comes to the new message."""
+        """Count the tokens that the next turn has to compute before it comes to the new message."""
         try:
             return self.count(transcript, open_answer=False)
         except RequestError:  # some templates want a question
@@ -51,7 +51,7 @@ class Template:
             return self.count(asked) - self.count(Transcript(messages=asked.messages[-1:]))
 
     def continued(self, transcript: Transcript) -> str:
-        """The prompt that makes the model go on with the last answer."""
+        """Render the prompt that makes the model go on with the last answer."""
         answer = transcript.last_answer
         assert answer is not None
         prompt = self.render(transcript.without_answer())
@@ -63,7 +63,7 @@ class Template:
 
 
 def way_to_keep_thinking(tokenizer: "Tokenizer") -> tuple[ThinkingInHistory, dict[str, Any]] | None:
-    """How earlier thinking can stay in the prompt, and template arguments for it; None where it cannot.
+    """Find how earlier thinking can stay in the prompt, and template arguments for it; None if it cannot.
 
     Found by trying: templates drop it from earlier turns in several ways.
     """

@@ -60,7 +60,7 @@ class Repl:
         self._restore_terminal: Callable[[], None] = lambda: None
 
     def run(self) -> ExitCode:
-        """Until the user leaves.
+        """Talk until the user leaves.
 
         Raises:
             KeyboardInterrupt: SIGTERM, or a Ctrl-C that would not wait.
@@ -207,7 +207,7 @@ class Repl:
 
 
 def _how_to_go_on(stopped: Transcript) -> str:
-    """What to do about an answer that max_tokens ended. Without text there is nothing to extend."""
+    """Tell what to do about an answer that max_tokens ended. Without text there is nothing to extend."""
     answer = stopped.last_answer
     if answer is not None and answer.content:
         return "stopped at max_tokens; /continue goes on, /set max_tokens N allows more"

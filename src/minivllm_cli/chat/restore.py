@@ -13,7 +13,7 @@ from minivllm_engine.text.chat_template import switches_thinking
 
 
 def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list[str]:
-    """Make `chat` what `saved` holds. Returns what the user should know.
+    """Make `chat` what `saved` holds. Return what the user should know.
 
     Args:
         name: of the file.
@@ -44,7 +44,7 @@ def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list
 
 
 def check_saved_settings(saved: SavedChat, name: str) -> dict[str, Any]:
-    """The sampling settings of a saved chat.
+    """Return the sampling settings of a saved chat.
 
     Raises:
         CliError: one of its settings is no such setting, or out of range.

@@ -42,7 +42,7 @@ class SavedChat:
 
 
 def message_row(message: Message) -> dict[str, Any]:
-    """A message as a JSON object."""
+    """Return a message as a JSON object."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.role == "assistant":
         row["reasoning"] = message.reasoning
@@ -53,7 +53,7 @@ def message_row(message: Message) -> dict[str, Any]:
 
 
 def header_row(chat: SavedChat) -> dict[str, Any]:
-    """What a file says before its messages."""
+    """Return what a file says before its messages."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "chat",
@@ -63,7 +63,7 @@ def header_row(chat: SavedChat) -> dict[str, Any]:
 
 
 def message_rows(transcript: Transcript) -> list[dict[str, Any]]:
-    """All messages as JSON objects, the system text as the first."""
+    """Return all messages as JSON objects, the system text as the first."""
     rows = [message_row(message) for message in transcript.messages]
     if transcript.system is not None:
         rows.insert(0, {"role": "system", "content": transcript.system})
@@ -117,7 +117,7 @@ def load_chat(path: Path) -> SavedChat:
 
 
 def load_lines(data: bytes, source: str) -> tuple[SavedChat, int]:
-    """The chat in a JSON lines file, and how many bytes of the file are whole lines.
+    """Return the chat in a JSON lines file, and how many bytes of the file are whole lines.
 
     Raises:
         CliError: a line other than the last is broken, or it is no saved chat.
@@ -261,7 +261,7 @@ class TranscriptFile:
 
     @property
     def resumed(self) -> SavedChat | None:
-        """The chat that the file holds so far; None when the file is new."""
+        """Return the chat that the file holds so far, or if the file is new."""
         return self._written
 
     def update(self, chat: SavedChat) -> None:

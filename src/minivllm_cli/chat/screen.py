@@ -144,7 +144,7 @@ class Screen:
         self._explained: set[str | None] = set()
 
     def print(self, text: str, *, indent: int = 0) -> None:
-        """One or more lines that the user asked for; `indent` blanks begin what a line goes on with."""
+        """Print one or more lines that the user asked for; `indent` blanks begin what a line goes on with."""
         if self.columns is not None:
             text = wrapped(text, self.columns(), indent)
         self.results.write_text(text + "\n")
@@ -152,7 +152,7 @@ class Screen:
     def after_answer(
         self, output: RequestOutput, max_model_len: int, shortfall: str | None = None
     ) -> None:
-        """The statistics line, and a warning when the context fills up.
+        """Print the statistics line, and a warning when the context fills up.
 
         `shortfall` says why less was reused than could be; each reason is told once a chat.
         """

@@ -100,7 +100,7 @@ class Chat:
 
     @property
     def template(self) -> Template:
-        """The chat template with what it is told at present."""
+        """Return the chat template with what it is told at present."""
         kwargs = dict(self.keep_kwargs)
         if self.think is not None:
             kwargs["enable_thinking"] = self.think
@@ -117,14 +117,14 @@ class Chat:
 
     @property
     def num_unsaved_turns(self) -> int:
-        """Turns that no file holds."""
+        """Count the turns that no file holds."""
         if self.log is not None:
             return 0
         new = self.transcript.messages[self.transcript.num_common(self.saved) :]
         return sum(message.role == "user" for message in new)
 
     def params(self, seed: int | None = None) -> SamplingParams:
-        """How the next answer is sampled.
+        """Return how the next answer is sampled.
 
         Raises:
             RequestError: the seed is out of range.
@@ -174,7 +174,7 @@ class Chat:
         return output
 
     def cost_of_history(self, transcript: Transcript) -> str:
-        """What the next turn has to compute before it comes to the new message, in words.
+        """Tell in words what the next turn has to compute before it comes to the new message.
 
         Raises:
             RequestError: the template refuses these messages.
@@ -189,7 +189,7 @@ class Chat:
 
     @property
     def drops_thinking(self) -> bool:
-        """Was there thinking in earlier answers that is not sent again, although it could be?"""
+        """Tell whether thinking of earlier answers is not sent again, although it could be."""
         earlier = self.transcript.messages[:-1]
         return (
             self.thinking_in_history == "drop"
@@ -210,7 +210,7 @@ class Chat:
         self.put("seed", secrets.randbelow(_SEED_RANGE), "drawn")
 
     def saved_form(self) -> SavedChat:
-        """All that a file keeps: what somebody set, and the transcript."""
+        """Return all that a file keeps: what somebody set, and the transcript."""
         settings: dict[str, Any] = {
             key: self.settings.get(f"sampling.{key}")
             for key in SAMPLING_KEYS

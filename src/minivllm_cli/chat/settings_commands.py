@@ -29,7 +29,7 @@ THINK_CHOICES = (
 
 
 def system(repl: Repl, argument: str) -> None:
-    """`/system TEXT`, `@FILE`, `-`; alone it shows the text."""
+    """Replace the system text by TEXT, that of @FILE or, with -, none; alone show it."""
     chat = repl.chat
     if not argument:
         repl.screen.print(chat.transcript.system or "no system text")
@@ -50,7 +50,7 @@ def system(repl: Repl, argument: str) -> None:
 
 
 def set_key(repl: Repl, argument: str) -> None:
-    """`/set KEY VALUE`, or `KEY=VALUE` as `--set` takes it; without a value it shows what is set."""
+    """Set KEY VALUE, or KEY=VALUE as `--set` takes it; without a value show what is set."""
     if not argument:
         repl.screen.print(sampling_table(repl.chat))
         return
@@ -72,7 +72,7 @@ def set_key(repl: Repl, argument: str) -> None:
 
 
 def seed(repl: Repl, argument: str) -> None:
-    """`/seed N`; alone it shows the seed."""
+    """Set the seed; alone show it."""
     if not argument:
         repl.screen.print(sampling_table(repl.chat, "seed"))
         return
@@ -80,7 +80,7 @@ def seed(repl: Repl, argument: str) -> None:
 
 
 def think(repl: Repl, argument: str) -> None:
-    """`/think on|off`, `show|fold|hide`, `keep|drop`; alone it shows the setting."""
+    """Set whether there is thinking, how it is shown, whether it stays; alone show the setting."""
     chat = repl.chat
     match argument:
         case "":
@@ -106,7 +106,7 @@ def think(repl: Repl, argument: str) -> None:
 
 
 def stats(repl: Repl, argument: str) -> None:
-    """`/stats on|off`; alone it shows what the chat has cost."""
+    """Switch the line after an answer; alone show what the chat has cost."""
     if argument not in ("", "on", "off"):
         raise CliError(f"/stats {argument}: on or off", hint="/stats off")
     if argument:
@@ -117,7 +117,6 @@ def stats(repl: Repl, argument: str) -> None:
 
 
 def multi(repl: Repl, argument: str) -> None:
-    """`/multi`"""
     repl.prompt.newline_on_enter = not repl.prompt.newline_on_enter
     sends, breaks = "Enter", "Alt-Enter"
     if repl.prompt.newline_on_enter:
@@ -126,7 +125,7 @@ def multi(repl: Repl, argument: str) -> None:
 
 
 def history(repl: Repl, argument: str) -> None:
-    """`/history clear`; alone it tells the file."""
+    """Forget what was typed; alone tell the file."""
     if argument not in ("", "clear"):
         raise CliError(f"/history {argument}: what to do with it?", hint="/history clear")
     file = repl.history

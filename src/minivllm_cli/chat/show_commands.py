@@ -17,7 +17,7 @@ from minivllm_engine.core.units import count_text, format_size
 
 
 def show(repl: Repl, argument: str) -> None:
-    """`/show TOPIC`; alone it lists the topics."""
+    """Show a topic; alone list the topics."""
     if not argument:
         repl.screen.print(_table([(f"/show {name}", text) for name, (text, _) in TOPICS.items()]))
         return
@@ -31,7 +31,6 @@ def show(repl: Repl, argument: str) -> None:
 
 
 def tokens(repl: Repl, argument: str) -> None:
-    """`/tokens`"""
     chat = repl.chat
     total = chat.template.cost_of_history(chat.transcript)
     alone = chat.template.cost_of_history(Transcript(chat.transcript.system))
@@ -43,12 +42,10 @@ def tokens(repl: Repl, argument: str) -> None:
 
 
 def cache(repl: Repl, argument: str) -> None:
-    """`/cache`"""
     repl.screen.print(_cache(repl))
 
 
 def why(repl: Repl, argument: str) -> None:
-    """`/why`"""
     chat = repl.chat
     if chat.last_output is None:
         raise CliError("nothing has been asked yet")
@@ -70,7 +67,7 @@ def describe_thinking(repl: Repl) -> str:
 
 
 def sampling_table(chat: Chat, *keys: str) -> str:
-    """Sampling keys, all unless some are named, with their values and where those come from."""
+    """Tell sampling keys, all unless some are named, with their values and where those come from."""
     paths = {key: f"sampling.{key}" for key in keys or SAMPLING_KEYS}
     settings = chat.settings
     return _table(
@@ -82,7 +79,7 @@ def sampling_table(chat: Chat, *keys: str) -> str:
 
 
 def totals_table(repl: Repl) -> str:
-    """What this chat has cost."""
+    """Tell what this chat has cost."""
     totals, chat = repl.chat.totals, repl.chat
     rows = [
         ("answers", f"{totals.answers:,}"),

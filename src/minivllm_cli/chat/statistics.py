@@ -13,7 +13,7 @@ CONTEXT_WARNING_SHARE = 0.8
 
 
 def saved_figures(output: RequestOutput) -> dict[str, Any]:
-    """The `stats` of a saved answer; None where it did not come to that."""
+    """Return the `stats` of a saved answer; None where it did not come to that."""
     usage, timing = output.usage, output.timing
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -27,12 +27,12 @@ def saved_figures(output: RequestOutput) -> dict[str, Any]:
 
 
 def context_used(output: RequestOutput) -> int:
-    """Tokens of the context that prompt and answer take."""
+    """Count the tokens of the context that prompt and answer take."""
     return output.usage.prompt_tokens + output.usage.completion_tokens
 
 
 def statistics_line(output: RequestOutput, max_model_len: int) -> str:
-    """The one line after an answer. Speed is that of decoding: tokens after the first."""
+    """Return the one line after an answer. Speed is that of decoding: tokens after the first."""
     usage, timing = output.usage, output.timing
     used = context_used(output)
     parts = [f"{usage.completion_tokens:,} tok"]
@@ -48,13 +48,13 @@ def statistics_line(output: RequestOutput, max_model_len: int) -> str:
 
 
 def reuse_text(prompt_tokens: int, cached_tokens: int) -> str:
-    """Prompt tokens by where they came from: "1,690 = 1,152 reused + 538 new"."""
+    """Tell prompt tokens by where they came from: "1,690 = 1,152 reused + 538 new"."""
     new = prompt_tokens - cached_tokens
     return f"{prompt_tokens:,} = {cached_tokens:,} reused + {new:,} new"
 
 
 def context_warning(used: int, max_model_len: int) -> str | None:
-    """A warning once most of the context is used."""
+    """Return a warning once most of the context is used, or None."""
     if used < CONTEXT_WARNING_SHARE * max_model_len:
         return None
     left = max(max_model_len - used, 0)
@@ -62,18 +62,18 @@ def context_warning(used: int, max_model_len: int) -> str | None:
 
 
 def thought_line(num_tokens: int, seconds: float) -> str:
-    """What stands between thinking and answer."""
+    """Return what stands between thinking and answer."""
     return f"· thought {num_tokens:,} tok, {seconds:.1f} s"
 
 
 def recompute_text(total: int, state_at: int) -> str:
-    """What a history of `total` tokens costs where a snapshot lies at `state_at`; 0 for none."""
+    """Tell what a history of `total` tokens costs where a snapshot lies at `state_at`; 0 for none."""
     left = f"{count_text(total - state_at, 'token')} to recompute"
     return f"snapshot at {state_at:,}, {left}" if state_at else left
 
 
 def shortfall(usage: Usage, tokenizer: "Tokenizer", *, thinking_dropped: bool) -> str | None:
-    """The line below the statistics where less was reused than the conversation allows; else None.
+    """Return the line below the statistics if less was reused than the conversation allows, or None.
 
     Args:
         thinking_dropped: there was thinking before this turn, which is not sent again but could be.
@@ -95,7 +95,7 @@ def shortfall(usage: Usage, tokenizer: "Tokenizer", *, thinking_dropped: bool) -
 def explanation(
     usage: Usage, tokenizer: "Tokenizer", *, thinking_dropped: bool, block_size: int
 ) -> str:
-    """Why a turn reused as much as it did, and no more."""
+    """Tell why a turn reused as much as it did, and no more."""
     text = shortfall(usage, tokenizer, thinking_dropped=thinking_dropped)
     if text is not None:
         return text

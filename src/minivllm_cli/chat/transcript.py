@@ -50,21 +50,21 @@ class Transcript:
         return None
 
     def asked(self, text: str) -> "Transcript":
-        """With one more question."""
+        """Add a question."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
     def answered(self, answer: Message) -> "Transcript":
-        """With the answer to the last question."""
+        """Add the answer to the last question."""
         assert self.messages and self.messages[-1].role == "user"
         return replace(self, messages=(*self.messages, answer))
 
     def without_answer(self) -> "Transcript":
-        """Ends with the last question."""
+        """Drop the last answer."""
         assert self.last_answer is not None
         return replace(self, messages=self.messages[:-1])
 
     def without_turns(self, count: int) -> "Transcript":
-        """Without the last `count` questions and everything said since the first of them."""
+        """Drop the last `count` questions and everything said since the first of them."""
         assert 0 <= count <= self.num_turns
         starts = [i for i, message in enumerate(self.messages) if message.role == "user"]
         end = starts[-count] if count else len(self.messages)
@@ -74,17 +74,17 @@ class Transcript:
         return replace(self, system=text)
 
     def cleared(self) -> "Transcript":
-        """The system text alone."""
+        """Keep the system text alone."""
         return replace(self, messages=())
 
     def num_common(self, other: "Transcript") -> int:
-        """How many messages both begin with."""
+        """Count the messages that both begin with."""
         pairs = zip(self.messages, other.messages, strict=False)
         differing = (i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
         return next(differing, min(len(self.messages), len(other.messages)))
 
     def for_engine(self, thinking: ThinkingInHistory = "drop") -> list[dict[str, Any]]:
-        """The messages that the chat template gets.
+        """Return the messages that the chat template gets.
 
         Args:
             thinking: whether earlier thinking goes with them, and in which form.

@@ -15,7 +15,6 @@ from minivllm_engine.core.units import count_text
 
 
 def clear(repl: Repl, argument: str) -> None:
-    """`/clear`"""
     chat = repl.chat
     dropped = chat.transcript
     kept = repl.branches.keep_safe(dropped, "before-clear")
@@ -25,7 +24,6 @@ def clear(repl: Repl, argument: str) -> None:
 
 
 def undo(repl: Repl, argument: str) -> None:
-    """`/undo [N]`"""
     chat = repl.chat
     count = whole_number("/undo", argument or "1", least=1)
     turns, there = count_text(count, "turn"), chat.transcript.num_turns
@@ -36,7 +34,6 @@ def undo(repl: Repl, argument: str) -> None:
 
 
 def regen(repl: Repl, argument: str) -> None:
-    """`/regen [SEED]`"""
     chat = repl.chat
     question = _last_question(chat.transcript)
     seed = whole_number("/regen", argument) if argument else secrets.randbelow(2**31)
@@ -49,7 +46,6 @@ def regen(repl: Repl, argument: str) -> None:
 
 
 def edit(repl: Repl, argument: str) -> None:
-    """`/edit`"""
     chat = repl.chat
     edited = _read_edited(repl, _last_question(chat.transcript))
     if edited is None:
@@ -59,7 +55,6 @@ def edit(repl: Repl, argument: str) -> None:
 
 
 def edit_reply(repl: Repl, argument: str) -> None:
-    """`/edit-reply`"""
     chat = repl.chat
     answer = chat.transcript.last_answer
     if answer is None:
@@ -73,7 +68,6 @@ def edit_reply(repl: Repl, argument: str) -> None:
 
 
 def extend(repl: Repl, argument: str) -> None:
-    """`/continue`"""
     answer = repl.chat.transcript.last_answer
     if answer is None:
         raise CliError("there is no answer to extend")
@@ -88,7 +82,6 @@ def extend(repl: Repl, argument: str) -> None:
 
 
 def fork(repl: Repl, argument: str) -> None:
-    """`/fork [NAME]`"""
     name = argument or repl.branches.free_name("branch")
     if name in repl.branches:
         raise CliError(f"there is a branch {name} already", hint="another name")
@@ -98,7 +91,6 @@ def fork(repl: Repl, argument: str) -> None:
 
 
 def branches(repl: Repl, argument: str) -> None:
-    """`/branches [NAME]`"""
     chat = repl.chat
     left = chat.transcript
     if not argument:
@@ -117,7 +109,6 @@ def branches(repl: Repl, argument: str) -> None:
 
 
 def save(repl: Repl, argument: str) -> None:
-    """`/save FILE`"""
     if not argument:
         raise CliError("/save needs a file name", hint="/save chat.json")
     path = Path(argument).expanduser()
@@ -132,7 +123,6 @@ def save(repl: Repl, argument: str) -> None:
 
 
 def load(repl: Repl, argument: str) -> None:
-    """`/load FILE`"""
     if not argument:
         raise CliError("/load needs a file name", hint="/load chat.json")
     path = Path(argument).expanduser()
