@@ -1,4 +1,4 @@
-"""The scripted stand-in for `LLM`: real tokenizer, detokenizer and requests, and answers by a script. No torch.
+"""The scripted stand-in for `LLM`: real tokenizer, detokenizer and requests, scripted answers. No torch.
 
 The last line of a prompt's last message (or of its raw text) is its script:
 
