@@ -5,15 +5,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine
 from minivllm_cli.cache_dump.watch import cache_watch
+from minivllm_cli.chat.prompts import Template
 from minivllm_cli.chat.restore import check_saved_settings, restore
 from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat
 from minivllm_cli.chat.screen import Screen
-from minivllm_cli.chat.session import Chat
+from minivllm_cli.chat.session import Chat, check_seed
 from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.config_file import Entry
@@ -23,8 +25,9 @@ from minivllm_cli.console.streams import Console, claim_stdout, wants_colour
 from minivllm_cli.crash import state_dir
 from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.files.fingerprint import fingerprint_parts
+from minivllm_cli.files.input_file import read_text
 from minivllm_cli.files.output_target import check_side_file
-from minivllm_engine.core.errors import EngineError
+from minivllm_engine.core.errors import EngineError, RequestError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.text.chat_template import switches_thinking
 
@@ -64,6 +67,8 @@ def open_chat(
     prepared = engine.prepare_model(settings, run.command)
     path = prepared.path
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
+    settings = _with_system_text(settings, prepared.tokenizer)
+    check_seed(settings.source("sampling.seed"), settings.get("sampling.seed"))
     think = _checked_think(run, settings, prepared.tokenizer)
     # No line about a dump at the prompt: it would get between what is typed.
     watch = cache_watch(cache_dump, "chat", settings, prepared, run.console, announce=False)
@@ -151,6 +156,26 @@ def _checked_think(run: Invocation, settings: Settings, tokenizer: "Tokenizer") 
         raise CliError(problem, hint=f"drop {source}")
     run.console.warn(problem)
     return None
+
+
+def _with_system_text(settings: Settings, tokenizer: "Tokenizer") -> Settings:
+    """Read the system text that is meant, and find out whether the model will see it."""
+    path = "chat.system"
+    entry = settings.entries.get(path)
+    if entry is None or entry.value is None:
+        return settings
+    if entry.value == "-":
+        raise CliError(
+            f"{entry.source}: the system text cannot come from stdin, which is the conversation",
+            hint="@FILE in place of -",
+        )
+    text = read_text(entry.source, entry.value)
+    try:
+        Template(tokenizer, {}).check_system(text)
+    except RequestError as error:
+        raise CliError(f"{entry.source}: {error.what}", why=error.why, hint=error.hint) from None
+    entries = {**settings.entries, path: replace(entry, value=text)}
+    return Settings(entries, settings.model_sampling)
 
 
 def _load(run: Invocation, settings: Settings, prepared: "PreparedModel") -> "LLM":

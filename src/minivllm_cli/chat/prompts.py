@@ -42,6 +42,27 @@ class Template:
             return 0
         return len(self.tokenizer.encode(self.render(transcript, open_answer=open_answer)))
 
+    def check_system(self, text: str | None) -> None:
+        """Find out whether the model gets to see a system text.
+
+        Raises:
+            RequestError: the template refuses it, or leaves it out.
+        """
+        asked = Transcript(messages=(Message("user", "x"),))
+        if text is None or not text.strip():
+            return
+        without = self.render(asked)
+        try:
+            shown, why = self.render(asked.with_system(text)) != without, None
+        except RequestError as error:
+            shown, why = False, error.why
+        if not shown:
+            raise RequestError(
+                "this model's chat template takes no system text",
+                why=why or "the prompt is the same without it",
+                hint="say it in the first message",
+            )
+
     def cost_of_history(self, transcript: Transcript) -> int:
         """Count the tokens that the next turn has to compute before it comes to the new message."""
         try:

@@ -24,6 +24,7 @@ def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list
         CliError: a setting in the file is no such setting, or out of range. Nothing has changed then.
     """
     values = check_saved_settings(saved, name)
+    chat.template.check_system(saved.transcript.system)
     notes = _model_notes(chat, saved)
     flags = {
         path: entry for path, entry in chat.started_with.entries.items() if _is_flag(entry.source)

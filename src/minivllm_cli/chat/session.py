@@ -17,6 +17,7 @@ from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
 from minivllm_cli.config.config_file import Entry
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
+from minivllm_cli.errors import CliError
 from minivllm_engine.core.config import SamplingOptions
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import RequestOutput
@@ -28,6 +29,18 @@ if TYPE_CHECKING:
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
 _SEED_RANGE = 2**31
+
+
+def check_seed(source: str, seed: int) -> None:
+    """Refuse a negative seed: other programs take it for a random one.
+
+    Raises:
+        CliError: it is negative.
+    """
+    if seed < 0:
+        raise CliError(
+            f"{source}: a seed is not negative", hint="leave it out, or null: one is drawn"
+        )
 
 
 class StopFlag:
@@ -198,11 +211,13 @@ class Chat:
         )
 
     def put(self, key: str, value: Any, source: str) -> None:
-        """Set a key of section `sampling`; None takes back what was set."""
+        """Set a key of section `sampling`; None goes back to what the chat was started with."""
         path = f"sampling.{key}"
         entries = {p: entry for p, entry in self.settings.entries.items() if p != path}
-        if value is not None:
-            entries[path] = Entry(path, value, source)
+        before = self.started_with.entries.get(path)
+        entry = before if value is None else Entry(path, value, source)
+        if entry is not None:
+            entries[path] = entry
         self.settings = Settings(entries, self.settings.model_sampling)
 
     def draw_seed(self) -> None:

@@ -1,18 +1,17 @@
 """Commands that change how the next answer is made and shown. Most of them alone tell the setting."""
 
-from pathlib import Path
-
 import yaml
 
 from minivllm_cli.chat.parse_line import whole_number
 from minivllm_cli.chat.prompts import way_to_keep_thinking
 from minivllm_cli.chat.repl import Repl
-from minivllm_cli.chat.session import SAMPLING_KEYS
+from minivllm_cli.chat.session import SAMPLING_KEYS, check_seed
 from minivllm_cli.chat.show_commands import describe_thinking, sampling_table, totals_table
 from minivllm_cli.config.schema import check_value
 from minivllm_cli.config.show import shown_value
 from minivllm_cli.config.yaml import parse_value
 from minivllm_cli.errors import CliError
+from minivllm_cli.files.input_file import read_text
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.suggest import suggest
 from minivllm_engine.text.chat_template import switches_thinking
@@ -34,17 +33,11 @@ def system(repl: Repl, argument: str) -> None:
     if not argument:
         repl.screen.print(chat.transcript.system or "no system text")
         return
-    text = None if argument == "-" else argument
-    if argument.startswith("@"):
-        path = Path(argument[1:]).expanduser()
-        try:
-            text = path.read_text(encoding="utf-8-sig").strip()
-        except OSError as error:
-            raise CliError(f"{path} cannot be read", why=error.strerror or str(error)) from None
-        except ValueError:
-            raise CliError(f"{path} is not UTF-8") from None
-    chat.transcript = chat.transcript.with_system(text)
-    cost = chat.cost_of_history(chat.transcript)
+    text = None if argument == "-" else read_text("/system", argument)
+    chat.template.check_system(text)
+    replaced = chat.transcript.with_system(text)
+    cost = chat.cost_of_history(replaced)
+    chat.transcript = replaced
     what = "removed" if text is None else "replaced"
     repl.screen.print(f"system text {what} ({cost})")
 
@@ -68,6 +61,10 @@ def set_key(repl: Repl, argument: str) -> None:
         raise CliError(
             f"/set {key} {text}: the value is not YAML", hint="put quotes around it"
         ) from None
+    if raw is None and text.strip() not in ("null", "~"):  # YAML's comment
+        raise CliError(
+            f"/set {argument}: there is no value before the #", hint="put quotes around it"
+        )
     _put(repl, key, raw, f"/set {argument}", "/set")
 
 
@@ -76,7 +73,7 @@ def seed(repl: Repl, argument: str) -> None:
     if not argument:
         repl.screen.print(sampling_table(repl.chat, "seed"))
         return
-    _put(repl, "seed", whole_number("/seed", argument), f"/seed {argument}", "/seed")
+    _put(repl, "seed", whole_number("/seed", argument, least=0), f"/seed {argument}", "/seed")
 
 
 def think(repl: Repl, argument: str) -> None:
@@ -145,12 +142,14 @@ def _put(repl: Repl, key: str, raw: object, shown: str, source: str) -> None:
     chat, path = repl.chat, f"sampling.{key}"
     if raw is None:
         chat.put(key, None, source)
-        if key == "seed":
+        if path not in chat.settings.entries and key == "seed":
             chat.draw_seed()
     else:
         value, wrong = check_value(path, raw)
         if wrong:
             raise CliError(f"{shown}: {wrong}")
+        if key == "seed":
+            check_seed(shown, value)
         SamplingParams.create(**{key: value})
         chat.put(key, value, source)
     repl.screen.print(f"{key} {shown_value(chat.settings, path)}")

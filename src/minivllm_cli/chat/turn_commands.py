@@ -29,14 +29,16 @@ def undo(repl: Repl, argument: str) -> None:
     turns, there = count_text(count, "turn"), chat.transcript.num_turns
     if count > there:
         raise CliError(f"cannot undo {turns}: the chat has {there}")
-    chat.transcript = chat.transcript.without_turns(count)
-    repl.screen.print(f"undone {turns} ({chat.cost_of_history(chat.transcript)})")
+    shorter = chat.transcript.without_turns(count)
+    cost = chat.cost_of_history(shorter)
+    chat.transcript = shorter
+    repl.screen.print(f"undone {turns} ({cost})")
 
 
 def regen(repl: Repl, argument: str) -> None:
     chat = repl.chat
     question = _last_question(chat.transcript)
-    seed = whole_number("/regen", argument) if argument else secrets.randbelow(2**31)
+    seed = whole_number("/regen", argument, least=0) if argument else secrets.randbelow(2**31)
     if chat.settings.resolved("sampling.temperature") == 0:
         repl.screen.console.note("temperature 0: every seed gives the same answer")
     elif not argument:
@@ -62,8 +64,9 @@ def edit_reply(repl: Repl, argument: str) -> None:
     edited = _read_edited(repl, answer.content)
     if edited is None:
         return
-    chat.transcript = chat.transcript.without_answer().answered(replace(answer, content=edited))
-    cost = chat.cost_of_history(chat.transcript)
+    other = chat.transcript.without_answer().answered(replace(answer, content=edited))
+    cost = chat.cost_of_history(other)
+    chat.transcript = other
     repl.screen.print(f"answer replaced ({cost}); /continue extends it")
 
 
@@ -102,8 +105,9 @@ def branches(repl: Repl, argument: str) -> None:
         return
     if argument not in repl.branches:
         raise CliError(f"no branch {argument}", hint="/branches lists them")
-    chat.transcript = repl.branches[argument]
-    cost = chat.cost_of_history(chat.transcript)
+    target = repl.branches[argument]
+    cost = chat.cost_of_history(target)
+    chat.transcript = target
     lines = [f"on branch {argument}: {_turns(chat.transcript)} ({cost})"]
     repl.screen.print("\n".join(lines + _keep_what_was_left(repl, left, "before-switch")))
 

@@ -54,7 +54,7 @@ def test_wrong_lines_are_neither_sent_nor_fatal(chat):
         assert "no branch x" in talk.ask("/branches x")
         assert "a.txt: cannot tell the form" in talk.ask("/save a.txt")
         assert "no.json cannot be read" in talk.ask("/load no.json")
-        assert "no.txt cannot be read" in talk.ask("/system @no.txt")
+        assert "cannot read no.txt: " in talk.ask("/system @no.txt")
         assert chat.requests == []
         assert talk.ask("//usr/bin").startswith("</usr/bin>\n")
         assert "Traceback" not in talk.text
