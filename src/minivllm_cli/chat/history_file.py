@@ -9,6 +9,10 @@ from pathlib import Path
 
 from prompt_toolkit.history import History
 
+_MOST_BYTES = (
+    1 << 22
+)  # of the file's end; what was typed longer ago stays there and is not looked at
+
 
 class HistoryFile(History):
     """Texts typed in earlier chats. Several chats may append to one file.
@@ -61,6 +65,7 @@ class HistoryFile(History):
         texts: list[str] = []
         lines: list[str] = []
         with self.path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
             for raw in [*file, b"\n"]:
                 line = raw.decode("utf-8", "replace")
                 if line.startswith("+"):

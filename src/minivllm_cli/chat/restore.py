@@ -9,6 +9,8 @@ from minivllm_cli.chat.session import SAMPLING_KEYS, Chat
 from minivllm_cli.config.schema import check_value
 from minivllm_cli.config.yaml import dump_value
 from minivllm_cli.errors import CliError
+from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.text.chat_template import switches_thinking
 
 
@@ -63,6 +65,10 @@ def check_saved_settings(saved: SavedChat, name: str) -> dict[str, Any]:
             raise CliError(f"{name}: settings.{key}: {wrong}, not {raw!r}")
         if value is not None:
             values[key] = value
+    try:
+        SamplingParams.create(**values)
+    except RequestError as error:
+        raise CliError(f"{name}: settings.{error.what}", why=error.why) from None
     return values
 
 

@@ -1,5 +1,6 @@
 """Commands that change the transcript: drop, answer again, edit, extend, branch, save, load."""
 
+import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +116,9 @@ def branches(repl: Repl, argument: str) -> None:
 def save(repl: Repl, argument: str) -> None:
     if not argument:
         raise CliError("/save needs a file name", hint="/save chat.json")
-    path = Path(argument).expanduser()
+    path, log = Path(os.path.expanduser(argument)), repl.chat.log
+    if log is not None and path.exists() and path.samefile(log.path):
+        raise CliError(f"{path} is the transcript of this chat", hint="another name")
     known = path.suffix.lower() in WRITABLE  # otherwise save_chat says what is wrong
     if known and path.exists() and not repl.prompt.confirm(f"{path} exists. Overwrite it?"):
         repl.screen.console.note("not saved")
@@ -129,7 +132,7 @@ def save(repl: Repl, argument: str) -> None:
 def load(repl: Repl, argument: str) -> None:
     if not argument:
         raise CliError("/load needs a file name", hint="/load chat.json")
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))
     chat, saved = repl.chat, load_chat(path)
     left = chat.transcript
     notes = restore(chat, saved, str(path), flags_win=False)

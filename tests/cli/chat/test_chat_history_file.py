@@ -83,3 +83,12 @@ def test_a_file_that_cannot_be_used_costs_one_warning(tmp_path):
     file.append_string("two")
     assert len(warnings) == 1 and warnings[0].startswith("history is not kept: ")
     assert file.get_strings() == ["one", "two"], "as long as this chat lasts"
+
+
+def test_of_a_huge_file_the_end_is_read(tmp_path):
+    path = tmp_path / "history"
+    with path.open("wb") as file:
+        file.truncate(1 << 36)  # sparse: all of it would fill the memory
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n# 2024\n+one\n\n# 2024\n+\xff\x1b[2J\n")
+    assert _texts(_open(path))[-2:] == ["one", "\ufffd\x1b[2J"]
