@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from minivllm_cli.chat.restore import check_saved_settings, restore
 from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat
 from minivllm_cli.chat.screen import Screen
 from minivllm_cli.chat.session import Chat, check_seed
+from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.config_file import Entry
@@ -147,6 +148,10 @@ def _checked_think(run: Invocation, settings: Settings, tokenizer: "Tokenizer") 
             f"{settings.model} has no chat template",
             hint=f"minivllm generate {settings.model} --prompt TEXT",
         )
+    with suppress(
+        RequestError
+    ):  # a template may refuse it; what rendering imports is there afterwards
+        Template(tokenizer, {}).count(Transcript().asked("x"))
     think: bool | None = settings.get("chat.think")
     if think is None or switches_thinking(tokenizer):
         return think

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import sys
 
 import pytest
 
@@ -65,3 +66,22 @@ def test_k8_the_real_engine_is_stopped_and_goes_on(demo):
         terminal.signal(signal.SIGTERM)
         assert terminal.wait_for_exit() == 143
         assert "Traceback" not in terminal.text
+
+
+def test_a9_the_first_turn_imports_nothing(demo):
+    """What is imported within a turn would be told as the time to its first token."""
+    script = """import sys
+from minivllm_cli.chat.session import Chat
+ask = Chat.ask
+def counted(*args, **kwargs):
+    before = set(sys.modules)
+    output = ask(*args, **kwargs)
+    sys.stderr.write(f"imported {sorted(set(sys.modules) - before)}\\n")
+    return output
+Chat.ask = counted
+from minivllm_cli.main import main
+main()"""
+    demo.command = [sys.executable, "-c", script, "chat", "demo", "--max-tokens", "2"]
+    run = demo.run(stdin=b"Define aardvark.")
+    assert run.code == 0
+    assert "imported []" in run.err_lines
