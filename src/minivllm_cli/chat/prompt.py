@@ -1,10 +1,11 @@
 """The line editor: keys, paste, history, completion; and the terminal's modes where no line is read."""
 
+import os
 import select
 import signal
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -27,6 +28,11 @@ from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.parse_line import opens_block
 
 PASTE_SECONDS = 0.03
+_REFLOW_VARIABLES = {
+    *("TMUX", "VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "TERM_PROGRAM", "KONSOLE_VERSION"),
+    *("ALACRITTY_WINDOW_ID", "WEZTERM_PANE"),
+}
+_REFLOW_TERMS = ("foot", "alacritty", "xterm-kitty", "xterm-ghostty")
 _PROMPT, _EDIT_PROMPT = "> ", "edit> "
 _ENTER = KeyPress(Keys.ControlM, "\r")
 
@@ -83,6 +89,8 @@ class Prompt:
             prompt_continuation=lambda width, line_number, is_soft_wrap: " " * width,
         )
         self._session.app.key_processor.before_key_press += self._enter.before_next_key
+        if _reflows(os.environ):
+            _erase_reflowed_rows(self._session.app)
 
     def read(self) -> str:
         """Read one text, of one or more lines.
@@ -196,6 +204,29 @@ class Prompt:
             event.app.exit(exception=PromptInterrupt())
 
         return bindings
+
+
+def _reflows(environ: Mapping[str, str]) -> bool:
+    """Tell whether the terminal is known to break longer lines anew when it becomes narrower."""
+    return not _REFLOW_VARIABLES.isdisjoint(environ) or environ.get("TERM") in _REFLOW_TERMS
+
+
+def _erase_reflowed_rows(app: Application[str]) -> None:
+    """On a resize begin to erase where the prompt begins now: its rows have become more by then."""
+    on_resize = app._on_resize
+
+    def resized() -> None:
+        screen, cursor = app.renderer.last_rendered_screen, app.renderer._cursor_pos
+        if screen is not None:
+            columns = app.output.get_size().columns
+            rows = [screen.data_buffer[y] for y in range(cursor.y)]
+            ends = [
+                max((x for x, cell in row.items() if cell.char != " "), default=0) for row in rows
+            ]
+            app.output.cursor_up(sum(end // columns for end in [*ends, cursor.x]))
+        on_resize()
+
+    app._on_resize = resized  # type: ignore[method-assign]
 
 
 class _HeldEnter:

@@ -266,3 +266,35 @@ def test_the_terminal_is_left_as_it_was_and_what_is_not_saved_is_said(chat):
         assert terminal.wait_for_exit() == 0
         assert termios.tcgetattr(terminal.descriptor) == before
         assert "1 turn was not saved (/save FILE" in terminal.text
+
+
+def _reflow(terminal: Terminal, columns: int) -> None:
+    """Make the terminal narrower, breaking its lines anew as most do today."""
+    rows = [line.rstrip() for line in terminal.screen.display]
+    x, y = terminal.screen.cursor.x, terminal.screen.cursor.y
+    pieces = [[row[i : i + columns] for i in range(0, len(row), columns)] or [""] for row in rows]
+    place = sum(map(len, pieces[:y])) + x // columns, x % columns
+    lines = [piece for row in pieces[: y + 1] for piece in row]
+    terminal.resize(terminal.screen.lines, columns)
+    text = "\r\n".join(lines) + f"\x1b[{place[0] + 1};{place[1] + 1}H"
+    terminal._stream.feed(b"\x1b[H\x1b[2J" + text.encode())
+
+
+def test_a_wrapped_prompt_leaves_nothing_behind_when_the_window_changes(chat):
+    text = "echo " + " ".join(f"word{i}" for i in range(20))
+    with chat.open(columns=60, TMUX="x") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(text)
+        terminal.wait_for("word19")
+        for columns in (40, 30):
+            _reflow(terminal, columns)
+            terminal.wait_until(
+                lambda: terminal.text.replace("\n", "").replace("  ", "").endswith(text[-40:]),
+                "the text drawn anew",
+            )
+            terminal.watch(0.3)
+            assert terminal.text.count("> echo") == 1, terminal.text
+            assert terminal.text.count("word3") == 1, terminal.text
+        terminal.type(CTRL_C)
+        terminal.wait_for_prompt()
+        assert "word" not in terminal.text
