@@ -323,11 +323,19 @@ def keys_held_back() -> Iterator[Callable[[], None]]:
     def restore() -> None:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
+    def suspend(*_: object) -> None:
+        restore()  # a shell without a line editor takes the modes as they are
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, suspend)
+
     hold()
-    # A shell that we come back from after Ctrl-Z has left modes of its own.
-    old_handler = signal.signal(signal.SIGCONT, hold)
+    # A shell that we come back from has left modes of its own.
+    handlers = {signal.SIGTSTP: suspend, signal.SIGCONT: hold}
+    old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield restore
     finally:
-        signal.signal(signal.SIGCONT, old_handler)
+        for number, handler in old.items():
+            signal.signal(number, handler)
         restore()

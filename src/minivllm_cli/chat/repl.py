@@ -106,6 +106,8 @@ class Repl:
         chat = self.chat
         text = shortfall(output.usage, chat.llm.tokenizer, thinking_dropped=chat.drops_thinking)
         self.screen.after_answer(output, chat.llm.max_model_len, text)
+        if output.finish_reason == "stop" and not output.text:
+            console.note("the model ended without a word")
         if output.finish_reason == "length":
             console.note(_how_to_go_on(chat.transcript))
         self.record()

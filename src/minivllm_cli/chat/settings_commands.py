@@ -6,7 +6,7 @@ from minivllm_cli.chat.parse_line import whole_number
 from minivllm_cli.chat.prompts import way_to_keep_thinking
 from minivllm_cli.chat.repl import Repl
 from minivllm_cli.chat.session import SAMPLING_KEYS, check_seed
-from minivllm_cli.chat.show_commands import describe_thinking, sampling_table, totals_table
+from minivllm_cli.chat.show_commands import describe_thinking, sampling_table, show
 from minivllm_cli.config.schema import check_value
 from minivllm_cli.config.show import shown_value
 from minivllm_cli.config.yaml import parse_value
@@ -110,7 +110,7 @@ def stats(repl: Repl, argument: str) -> None:
         repl.screen.stats = argument == "on"
         repl.screen.print(f"statistics {argument}")
         return
-    repl.screen.print(totals_table(repl))
+    show(repl, "stats")
 
 
 def multi(repl: Repl, argument: str) -> None:

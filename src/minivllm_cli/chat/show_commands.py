@@ -27,7 +27,7 @@ def show(repl: Repl, argument: str) -> None:
             f"/show {argument}: no such topic",
             hint=f"/show {near}" if near else f"one of {', '.join(TOPICS)}",
         )
-    repl.screen.print(TOPICS[argument][1](repl))
+    repl.screen.print(TOPICS[argument][1](repl), indent=_INDENTS.get(argument, 0))
 
 
 def tokens(repl: Repl, argument: str) -> None:
@@ -78,8 +78,7 @@ def sampling_table(chat: Chat, *keys: str) -> str:
     )
 
 
-def totals_table(repl: Repl) -> str:
-    """Tell what this chat has cost."""
+def _totals(repl: Repl) -> str:
     totals, chat = repl.chat.totals, repl.chat
     rows = [
         ("answers", f"{totals.answers:,}"),
@@ -188,12 +187,14 @@ def prompt_ids(chat: Chat) -> list[int]:
 
 TOPICS: Mapping[str, tuple[str, Callable[[Repl], str]]] = {
     "settings": ("sampling and display, and where each value comes from", _settings),
-    "stats": ("what this chat has cost", totals_table),
+    "stats": ("what this chat has cost", _totals),
     "cache": ("KV blocks, state slots, snapshots, and what was reused", _cache),
     "memory": ("bytes of the pools and of the process", _memory),
     "model": ("the model and its limits", _model),
     "prompt": ("the last prompt as the model got it", _prompt),
 }
+
+_INDENTS = {"stats": 19, "model": 13}  # where the values begin
 
 
 def _shortened(text: str | None, width: int = 50) -> str:

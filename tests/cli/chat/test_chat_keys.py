@@ -1,5 +1,6 @@
 """Keys of the REPL, in a pseudo-terminal: sending, pasting, clearing, leaving, history."""
 
+import shlex
 import signal
 import stat
 import termios
@@ -266,6 +267,27 @@ def test_the_terminal_is_left_as_it_was_and_what_is_not_saved_is_said(chat):
         assert terminal.wait_for_exit() == 0
         assert termios.tcgetattr(terminal.descriptor) == before
         assert "1 turn was not saved (/save FILE" in terminal.text
+
+
+def test_ctrl_z_leaves_the_terminal_to_the_shell(chat):
+    env = chat.environ(TERM="xterm-256color", PS1="shell: ")
+    with Terminal(["/bin/sh"], env, chat.home) as terminal:
+        terminal.type(shlex.join(chat.command) + ENTER)
+        terminal.wait_for_prompt()
+        terminal.type("slow forever" + ENTER)
+        terminal.wait_for("abab")
+        terminal.type("\x1a")
+        terminal.wait_until(lambda: terminal.cursor_line.endswith("shell:"), "the shell")
+        terminal.type("echo is-$((1 + 1))" + ENTER)
+        terminal.wait_for("is-2")
+        assert "echo is-$((1 + 1))" in terminal.text, "keys are shown"
+        terminal.type("fg" + ENTER)
+        terminal.watch(0.5)
+        terminal.type(CTRL_C)
+        terminal.wait_for("[interrupted]")
+        terminal.wait_for_prompt()
+        terminal.type(CTRL_D)
+        terminal.wait_until(lambda: terminal.cursor_line == "shell:", "the shell")
 
 
 def _reflow(terminal: Terminal, columns: int) -> None:
