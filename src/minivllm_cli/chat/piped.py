@@ -9,6 +9,8 @@ from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.errors import CliError, ExitCode, problems_of
 from minivllm_engine.core.errors import EngineError
 
+_MOST_BYTES = 1 << 26
+
 
 def read_question() -> str:
     """Read all of stdin as one message.
@@ -16,7 +18,9 @@ def read_question() -> str:
     Raises:
         CliError: there is nothing in it, or it is not UTF-8.
     """
-    data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    data = sys.stdin.buffer.read(_MOST_BYTES + 1) if sys.stdin is not None else b""
+    if len(data) > _MOST_BYTES:
+        raise CliError(f"stdin has more than {_MOST_BYTES:,} bytes: no context is so long")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

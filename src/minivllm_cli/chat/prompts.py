@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from minivllm_engine.text.tokenizer import Tokenizer
 
 _PROBE = "thinking-probe"
+_LONG_TEXT = 1 << 20  # characters that take more than a moment to encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,30 @@ class Template:
         if not transcript.messages and transcript.system is None:
             return 0
         return len(self.tokenizer.encode(self.render(transcript, open_answer=open_answer)))
+
+    def check_length(self, asked: Transcript, max_model_len: int) -> None:
+        """Refuse a turn that cannot fit whatever its tokens are, before they are counted at length.
+
+        Raises:
+            RequestError: it has too many bytes, or the template refuses these messages.
+        """
+        least = self._least_tokens(asked)
+        if least >= max_model_len:
+            question = Transcript(messages=asked.messages[-1:])
+            is_question = self._least_tokens(question) >= max_model_len
+            raise RequestError(
+                f"this turn needs at least {least:,} tokens; the context has {max_model_len:,}",
+                hint="a shorter message" if is_question else "/clear",
+                code="prompt_too_long",
+            )
+
+    def _least_tokens(self, transcript: Transcript) -> int:
+        text = self.render(transcript)
+        if len(text) < _LONG_TEXT:
+            return 0
+        ids = range(self.tokenizer.largest_id + 1)
+        longest = max(len(self.tokenizer.token_bytes(token)) for token in ids)
+        return len(text.encode("utf-8", "replace")) // longest
 
     def check_system(self, text: str | None) -> None:
         """Find out whether the model gets to see a system text.

@@ -25,7 +25,7 @@ from minivllm_engine.protocol.strict_json import BadJson, dump_line, encode_text
 
 SCHEMA_VERSION = 1
 WRITABLE = (".json", ".jsonl", ".md")
-_MOST_BYTES = 1 << 25  # far more than the text of any context
+_MOST_BYTES = 1 << 24  # far more than the text of any context
 _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {
     dict: "JSON object",

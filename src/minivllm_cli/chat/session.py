@@ -162,6 +162,7 @@ class Chat:
             EngineError: the turn does not fit the context, or it or the engine failed.
         """
         template, asked = self.template, history.asked(question)
+        template.check_length(asked, self.llm.max_model_len)
         self.context_limit.check(template, asked)
         output = self._run(_prompt(template, asked), self.params(seed), listener, stop)
         if not stopped_before_it_began(output):

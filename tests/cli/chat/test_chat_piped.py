@@ -13,6 +13,7 @@ import pytest
 
 from cli.chat.program import Chat
 from minivllm_cli.chat.command import ChatFlags
+from minivllm_engine.text.tokenizer import Tokenizer
 
 
 def test_one_answer_on_stdout_and_the_figures_on_stderr(chat):
@@ -70,6 +71,24 @@ def test_stdin_that_is_not_text(chat):
     run = chat.pipe(stdin=b"caf\xe9")
     assert (run.code, run.stdout) == (2, b"")
     assert run.stderr == b"error: stdin is not UTF-8 (byte 0xe9 at 3)\n"
+
+
+def test_b2_what_cannot_fit_is_refused_before_it_is_encoded(chat, monkeypatch):
+    encoded = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda self, text: [encoded.append(len(text)), encode(self, text)][1]
+    )
+    run = chat.pipe(stdin=b"x" * (5 << 20))
+    assert (run.code, run.stdout) == (3, b"")
+    assert run.err_lines == [
+        "error: this turn needs at least 403,302 tokens; the context has 4,096",
+        "try: a shorter message",
+    ]
+    assert max(encoded) < 1000
+    run = chat.pipe(stdin=b"x" * (1 << 26) + b"x")
+    assert (run.code, run.stdout) == (2, b"")
+    assert run.err == "error: stdin has more than 67,108,864 bytes: no context is so long\n"
 
 
 def test_a_terminal_for_stdin_alone_is_refused(chat):
