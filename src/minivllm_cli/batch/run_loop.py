@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.prompts import BuiltPrompt, PromptBuilder
 from minivllm_cli.batch.remedies import Remedies
+from minivllm_cli.batch.report import LineReports
 from minivllm_cli.batch.sinks import Sink
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.batch.verify import Verifier
@@ -59,6 +60,7 @@ class RunLoop:
         progress: Progress,
         reporter: Reporter,
         remedies: Remedies,
+        reports: LineReports,
         *,
         strip_thinking: bool = False,
         verifier: Verifier | None = None,
@@ -72,6 +74,7 @@ class RunLoop:
         self._progress = progress
         self._reporter = reporter
         self._remedies = remedies
+        self._reports = reports
         self._strip_thinking = strip_thinking
         self._verifier = verifier
         self._between_steps = between_steps
@@ -84,9 +87,8 @@ class RunLoop:
         self._meter = RateMeter()
         self._shown_at = 0.0
         self._stop_at: float | None = None
-        self._last: frozenset[str] | None = (
-            None  # after a signal: the requests that may still finish
-        )
+        # After a signal: the requests that may still finish.
+        self._last: frozenset[str] | None = None
 
     def run(self, console: Console, interrupts: Interrupts) -> bool:
         """Run all jobs. True when done; False when a signal ended the run early.
@@ -116,6 +118,7 @@ class RunLoop:
             while self._stop_at is None:
                 self._feed()
                 if not self._running and not self._replaying:
+                    self._reports.end()
                     return True
                 if self._stop_at is None:  # a signal may have come while prompts were read
                     self._step()
@@ -181,6 +184,7 @@ class RunLoop:
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
                 hint = self._remedies.for_long_prompt(num_tokens)
+            self._reports.refused(line, error, hint)
             usage = None if num_tokens is None else {"prompt_tokens": num_tokens}
             record = engine_error_record(line, error, hint, usage=usage)
             self._write(job, record, sequences=job.params.n)
@@ -195,9 +199,8 @@ class RunLoop:
             running = self._running.get(output.request_id)
             if running is None:
                 continue
-            if not self._may_finish(
-                output.request_id
-            ):  # let in by the step that a signal came into
+            if not self._may_finish(output.request_id):
+                # Let in by the step that a signal came into.
                 if output.finished:
                     self._forget(output.request_id)
                 continue

@@ -32,6 +32,7 @@ def read_lines(
     """
     try:
         file = InputFile.open(path, console)
+        file.check_is_lines()
     except CliError as error:
         what = error.problems[0].what
         raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None

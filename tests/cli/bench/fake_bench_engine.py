@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cli.prefix_memory import PrefixMemory
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.load_report import LoadReport
@@ -26,6 +25,7 @@ from minivllm_engine.core.outputs import (
 )
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.engine.prepare import PreparedModel
+from support.fake_llm import PrefixMemory
 
 
 @dataclass
