@@ -41,7 +41,7 @@ from minivllm_engine.core.outputs import (
     RequestOutput,
     TokenLogprob,
 )
-from minivllm_engine.core.request import Request
+from minivllm_engine.core.request import ReadyRequest, Request
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.engine.output_processor import RequestState
@@ -103,8 +103,11 @@ class FakeEngine:
         request_id: str | None = None,
         counted: bool = True,
     ) -> str:
-        ids, is_chat = read_prompt(prompt, self.tokenizer)
-        resolved = self._settings.sampling(params)
+        if isinstance(prompt, ReadyRequest):
+            ids, is_chat, resolved = list(prompt.prompt_ids), prompt.chat, prompt.params
+        else:
+            ids, is_chat = read_prompt(prompt, self.tokenizer)
+            resolved = self._settings.sampling(params)
         if not ids:
             raise RequestError("the prompt is empty", code="empty_prompt")
         if len(ids) + 1 > self.max_model_len:
@@ -123,7 +126,9 @@ class FakeEngine:
             request.cache_use = self._use(request)
         self._arrived += len(requests)
         end_ids = frozenset() if resolved.ignore_eos else frozenset(self.tokenizer.eos_ids)
-        answer = RequestState(request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat)
+        answer = RequestState(
+            request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat
+        )
         self._answers[request_id] = answer
         script = _script(self.tokenizer.decode(ids))
         for request in requests:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.flags import Truncate
+from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import RequestLine
 
@@ -18,13 +19,12 @@ _MOST_ROOM = 4
 class BuiltPrompt:
     """A prompt as it is sent. `truncated` tokens were cut out of it."""
 
-    ids: list[int]
-    is_chat: bool
+    request: ReadyRequest
     truncated: int = 0
 
-    def for_engine(self) -> dict[str, Any]:
-        """The form that `LLM.add_request` takes."""
-        return {"prompt_token_ids": self.ids, "chat": self.is_chat}
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.request.prompt_ids
 
 
 class PromptBuilder:
@@ -79,11 +79,13 @@ class PromptBuilder:
     def _cut(self, ids: list[int], is_chat: bool, params: ResolvedSampling) -> BuiltPrompt:
         limit = self._max_model_len
         if self._truncate is None or len(ids) + 1 <= limit:
-            return BuiltPrompt(ids, is_chat)
+            return BuiltPrompt(ReadyRequest(tuple(ids), params, is_chat))
         room = max(min(params.max_tokens, limit // _MOST_ROOM), 1)
         keep = max(limit - room, 1)
         cut = len(ids) - keep
         if self._truncate is Truncate.LEFT:
-            return BuiltPrompt(ids[cut:], is_chat, cut)
-        head = (keep + 1) // 2
-        return BuiltPrompt(ids[:head] + ids[head + cut :], is_chat, cut)
+            left = ids[cut:]
+        else:
+            head = (keep + 1) // 2
+            left = ids[:head] + ids[head + cut :]
+        return BuiltPrompt(ReadyRequest(tuple(left), params, is_chat), cut)

@@ -122,10 +122,9 @@ def _stream(
             hint=remedies.for_long_prompt(len(prompt.ids)),
             code="prompt_too_long",
         )
-    own = line.params.model_copy(update={"seed": params.seed})
     last: RequestOutput | None = None
     try:
-        for last in llm.stream(prompt.for_engine(), own):
+        for last in llm.stream(prompt.request):
             writer.take(last, len(prompt.ids))
             watch.poll()
     finally:
