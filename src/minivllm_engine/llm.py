@@ -246,7 +246,8 @@ class LLM:
         news: list[RequestOutput] = []
         try:
             with self._loop.signals:
-                news = self._loop.step()
+                if not (self._loop.is_closed and self._undelivered):
+                    news = self._loop.step()
         except BaseException:  # what is known must outlive a step that is interrupted at its end
             self._keep(news)
             raise
@@ -376,9 +377,13 @@ class LLM:
         assert live == set(self._loop.request_states), "request states disagree with the scheduler"
 
     def close(self) -> None:
-        """Give up the model's memory. Unfinished requests are dropped. May be called again."""
-        self._loop.close()
-        self._undelivered.clear()
+        """Free the model's memory. Unfinished requests are aborted, and who reads them is told. May be repeated."""
+        with self._loop.signals:
+            for request_id in list(self._loop.request_states):
+                state = self._loop.abort(request_id)
+                if state is not None:
+                    self._keep([state.snapshot()])
+            self._loop.close()
         give_back_unused(self._plan.device.kind)
 
     def __enter__(self) -> Self:
