@@ -17,7 +17,7 @@ from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import EngineDied
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput
-from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Job, RequestLine
 from minivllm_engine.protocol.records import bad_line_record, engine_error_record, ok_record
 from minivllm_engine.protocol.usage_record import usage_record
@@ -34,7 +34,6 @@ class _Running:
     job: Job
     line: RequestLine
     params: ResolvedSampling
-    own: SamplingParams
     prompt: BuiltPrompt
     started: bool = False
     output: RequestOutput | None = None
@@ -175,11 +174,10 @@ class RunLoop:
         try:
             prompt = self._builder.build(line, job.params)
             num_tokens = len(prompt.ids)
-            own = line.params.model_copy(update={"seed": job.params.seed})
-            asked = own if self._verifier is None else self._verifier.asking(own)
-            request_id = self._llm.add_request(
-                prompt.for_engine(), asked, request_id=str(job.position)
-            )
+            asked = prompt.request
+            if self._verifier is not None:
+                asked = self._verifier.asking(asked)
+            request_id = self._llm.add_request(asked, request_id=str(job.position))
         except RequestError as error:
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
@@ -189,7 +187,7 @@ class RunLoop:
             record = engine_error_record(line, error, hint, usage=usage)
             self._write(job, record, sequences=job.params.n)
             return
-        self._running[request_id] = _Running(job, line, job.params, own, prompt)
+        self._running[request_id] = _Running(job, line, job.params, prompt)
         self._in_flight += job.params.n
 
     def _step(self) -> None:
@@ -232,8 +230,8 @@ class RunLoop:
     def _finish(self, running: _Running, output: RequestOutput) -> None:
         self._tally.add_output(output)
         if self._verifier is not None:
-            self._verifier.consider(running.job, running.prompt, running.own, output)
-            output = self._verifier.as_asked(output, running.own)
+            self._verifier.consider(running.job, running.prompt.request, output)
+            output = self._verifier.as_asked(output, running.params)
         token_text = self._llm.tokenizer.token_text
         if output.error is not None:
             record = engine_error_record(
