@@ -41,7 +41,7 @@ from minivllm_engine.core.outputs import (
     RequestOutput,
     TokenLogprob,
 )
-from minivllm_engine.core.request import Request
+from minivllm_engine.core.request import ReadyRequest, Request
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.engine.output_processor import RequestState
@@ -207,8 +207,11 @@ class FakeLLM:
         request_id: str | None = None,
         counted: bool = True,
     ) -> str:
-        ids, is_chat = read_prompt(prompt, self.tokenizer)
-        sampling = self._settings.sampling(params)
+        if isinstance(prompt, ReadyRequest):
+            ids, is_chat, sampling = list(prompt.prompt_ids), prompt.chat, prompt.params
+        else:
+            ids, is_chat = read_prompt(prompt, self.tokenizer)
+            sampling = self._settings.sampling(params)
         if not ids:
             raise RequestError("the prompt is empty", code="empty_prompt")
         if len(ids) + 1 > self.max_model_len:

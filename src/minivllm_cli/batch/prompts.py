@@ -10,6 +10,7 @@ from minivllm_cli.config.flags import ThinkFlags
 from minivllm_cli.config.yaml import parse_value
 from minivllm_cli.errors import CliError
 from minivllm_engine.core.errors import EngineError, RequestError
+from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.core.suggest import suggest
 from minivllm_engine.protocol.fields import plain_reason
@@ -102,13 +103,12 @@ def _check(values: dict[str, Any], flag: str) -> None:
 class BuiltPrompt:
     """A prompt as it is sent. `truncated` tokens were cut out of it."""
 
-    ids: list[int]
-    is_chat: bool
+    request: ReadyRequest
     truncated: int = 0
 
-    def for_engine(self) -> dict[str, Any]:
-        """Return the form that `LLM.add_request` takes."""
-        return {"prompt_token_ids": self.ids, "chat": self.is_chat}
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.request.prompt_ids
 
 
 class PromptBuilder:
@@ -182,12 +182,13 @@ class PromptBuilder:
     def _cut(self, ids: list[int], is_chat: bool, params: ResolvedSampling) -> BuiltPrompt:
         limit = self._max_model_len
         if self._truncate is None or len(ids) + 1 <= limit:
-            return BuiltPrompt(ids, is_chat)
+            return BuiltPrompt(ReadyRequest(tuple(ids), params, is_chat))
         room = max(min(params.max_tokens, limit // _MOST_ROOM), 1)
         keep = max(limit - room, 1)
         cut = len(ids) - keep
         head = 0 if self._truncate is Truncate.LEFT else (keep + 1) // 2
-        return BuiltPrompt(ids[:head] + ids[head + cut :], is_chat, cut)
+        kept = (*ids[:head], *ids[head + cut :])
+        return BuiltPrompt(ReadyRequest(kept, params, is_chat), cut)
 
 
 def _refuse_extras(line: RequestLine) -> None:

@@ -17,7 +17,7 @@ from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import EngineDied
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput
-from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Job, RequestLine
 from minivllm_engine.protocol.records import bad_line_record, engine_error_record, ok_record
 from minivllm_engine.protocol.shapes import usage_record
@@ -34,7 +34,6 @@ class _Running:
     job: Job
     line: RequestLine
     params: ResolvedSampling
-    own: SamplingParams
     prompt: BuiltPrompt
     started: bool = False
     output: RequestOutput | None = None
@@ -162,11 +161,10 @@ class RunLoop:
         try:
             prompt = self.builder.build(line, job.params)
             num_tokens = len(prompt.ids)
-            own = line.params.model_copy(update={"seed": job.params.seed})
-            asked = own if self.verifier is None else self.verifier.asking(own)
-            request_id = self.llm.add_request(
-                prompt.for_engine(), asked, request_id=str(job.position)
-            )
+            asked = prompt.request
+            if self.verifier is not None:
+                asked = self.verifier.asking(asked)
+            request_id = self.llm.add_request(asked, request_id=str(job.position))
         except RequestError as error:
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
@@ -176,7 +174,7 @@ class RunLoop:
             record = engine_error_record(line, error, hint, usage=usage)
             self._write(job, record, sequences=job.params.n)
             return
-        self._running[request_id] = _Running(job, line, job.params, own, prompt)
+        self._running[request_id] = _Running(job, line, job.params, prompt)
         self._in_flight += job.params.n
 
     def _step(self) -> None:
@@ -219,8 +217,8 @@ class RunLoop:
     def _finish(self, running: _Running, output: RequestOutput) -> None:
         self.tally.add_output(output)
         if self.verifier is not None:
-            self.verifier.consider(running.job, running.prompt, running.own, output)
-            output = self.verifier.as_asked(output, running.own)
+            self.verifier.consider(running.job, running.prompt.request, output)
+            output = self.verifier.as_asked(output, running.params)
         token_text = self.llm.tokenizer.token_text
         if output.error is not None:
             record = engine_error_record(

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from minivllm_cli.batch.prompts import BuiltPrompt
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import Problem
 from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.lines import Job
 from minivllm_engine.protocol.shapes import finite
@@ -178,29 +178,26 @@ class Verifier:
         """Sequences of replays that are on their way."""
         return sum(len(replay.warm.outputs) for replay in self._replays.values())
 
-    def asking(self, params: SamplingParams) -> SamplingParams:
+    def asking(self, request: ReadyRequest) -> ReadyRequest:
         """The same request with the logprobs that a comparison needs."""
-        count = max(params.logprobs or 0, _TOP)
-        return params.model_copy(update={"logprobs": count})
+        count = max(request.params.logprobs or 0, _TOP)
+        return replace(request, params=replace(request.params, logprobs=count))
 
-    def as_asked(self, output: RequestOutput, params: SamplingParams) -> RequestOutput:
+    def as_asked(self, output: RequestOutput, params: ResolvedSampling) -> RequestOutput:
         """An output without the logprobs that only the comparison needed."""
         outputs = [_without_more(one, params.logprobs) for one in output.outputs]
         return replace(output, outputs=outputs)
 
-    def consider(
-        self, job: Job, prompt: BuiltPrompt, params: SamplingParams, output: RequestOutput
-    ) -> None:
+    def consider(self, job: Job, request: ReadyRequest, output: RequestOutput) -> None:
         """A request is done: replay it if it is one of those."""
         if self._stopped or output.error is not None or not output.usage.cached_tokens:
             return
         self.counts.reused += 1
         if self.counts.reused % self._every:
             return
-        cold = self.asking(params).model_copy(update={"prefix_cache": False})
-        request_id = self._llm.add_request(
-            prompt.for_engine(), cold, request_id=f"replay-{job.position}", counted=False
-        )
+        asked = self.asking(request)
+        cold = replace(asked, params=replace(asked.params, prefix_cache=False))
+        request_id = self._llm.add_request(cold, request_id=f"replay-{job.position}", counted=False)
         self._replays[request_id] = _Replay(job, output)
 
     def take(self, output: RequestOutput) -> bool:

@@ -56,9 +56,7 @@ def read_lines(
             problems.append(Problem(f"{file.name}:{number}: {what}"))
             continue
         own = line.params.model_copy(update={"seed": params.seed})
-        requests.append(
-            BenchRequest(str(line.id), tuple(prompt.ids), own, None, chat=prompt.is_chat)
-        )
+        requests.append(BenchRequest(str(line.id), prompt.ids, own, None, chat=prompt.request.chat))
     file.close()
     if problems:
         raise CliError(problems[:5])

@@ -150,7 +150,7 @@ def read_text(flag: str, value: str) -> str:
         return value.removeprefix("@")
     name = value[1:]
     try:
-        data = Path(name).read_bytes()
+        data = Path(os.path.expanduser(name)).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CliError(

@@ -86,12 +86,11 @@ def _answer(
                 hint=remedies.for_long_prompt(len(prompt.ids)),
                 code="prompt_too_long",
             )
-        own = line.params.model_copy(update={"seed": params.seed})
         shows_reasoning = not flags.strip_thinking and run.console.live and not run.console.quiet
         writer = _Writer(run.console, results, reporter, flags.separator_bytes, shows_reasoning)
         last: RequestOutput | None = None
         try:
-            for last in llm.stream(prompt.for_engine(), own):
+            for last in llm.stream(prompt.request):
                 writer.take(last, len(prompt.ids))
                 watch.poll()
         finally:
