@@ -68,13 +68,13 @@ def _check_model_name(settings: Settings) -> None:
 
 
 def _print_config(run: Invocation, settings: Settings, as_json: bool) -> None:
-    from minivllm_cli import engine as engine_factory
+    from minivllm_cli import engine
     from minivllm_cli.config.show import render_config, render_config_json
     from minivllm_cli.console.streams import print_result
 
     try:
-        path = engine_factory.find_model(settings.model)
-        settings = engine_factory.add_model_sampling(settings, path)
+        path = engine.find_model(settings.model)
+        settings = engine.add_model_sampling(settings, path)
     except (CliError, CheckpointError) as error:
         run.console.warn(f"{problems_of(error)[0].what}; its generation config is left out")
     options = run.options

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cli.fake_engine import MAX_MODEL_LEN, FakeEngine
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch import sinks
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.errors import CliError
@@ -39,7 +39,7 @@ def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
         )
     return SimpleNamespace(
         path=path,
-        tokenizer=engine_factory.load_tokenizer(path),
+        tokenizer=engine.load_tokenizer(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),
@@ -83,10 +83,10 @@ class _SlowPublication(sinks.FileSink):
 
 if "FAKE_PUBLISH_SECONDS" in os.environ:
     sinks.FileSink = _SlowPublication
-engine_factory.find_model = _find_model
-engine_factory.prepare_model = _prepare_model
-engine_factory.open_engine = _open_engine
-engine_factory.plan_memory = _plan_memory
+engine.find_model = _find_model
+engine.prepare_model = _prepare_model
+engine.open_engine = _open_engine
+engine.plan_memory = _plan_memory
 
 if __name__ == "__main__":
     try:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.checked_batch import Batch, check_batch
 from minivllm_cli.batch.dry_run import run_dry
 from minivllm_cli.batch.flags import GenerateFlags, OnError, Resume
@@ -172,7 +172,7 @@ def answer_jobs(
     with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=batch.settings.model))
         with run.interrupts.deferred(), loading_progress(reporter, run.interrupts) as show:
-            llm = engine_factory.open_engine(batch.prepared, show)
+            llm = engine.open_engine(batch.prepared, show)
         with llm, watch.over(llm):
             run.interrupts.check()
             tally.load_s = time.monotonic() - began

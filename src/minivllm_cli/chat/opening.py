@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.cache_dump.watch import cache_watch
 from minivllm_cli.chat.failures import attach_transcript
 from minivllm_cli.chat.history_file import HistoryFile
@@ -65,7 +65,7 @@ def open_chat(
     settings = _for_one_conversation(settings)
     others = {"--transcript": transcript, "--load": load}
     check_side_file("--cache-dump", cache_dump, "cache.json", others)
-    prepared = engine_factory.prepare_model(settings, run.command)
+    prepared = engine.prepare_model(settings, run.command)
     path = prepared.path
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     think = _checked_think(run, settings, prepared.tokenizer)
@@ -174,7 +174,7 @@ def _load(run: Invocation, settings: Settings, prepared: "PreparedModel") -> "LL
 
     try:
         with run.interrupts.deferred():
-            return engine_factory.open_engine(prepared, show)
+            return engine.open_engine(prepared, show)
     finally:
         reporter.close()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.chat.answering import Listener, StopFlag, stream_answer
 from minivllm_cli.chat.context_limit import ContextLimit
 from minivllm_cli.chat.prompts import Template, way_to_keep_thinking
@@ -229,7 +229,7 @@ class Chat:
         path = "engine.max_model_len"
         entries = {**self.settings.entries, path: Entry(path, max_model_len, "")}
         try:
-            engine_factory.plan_memory(Settings(entries), self.llm.model_path, self.device)
+            engine.plan_memory(Settings(entries), self.llm.model_path, self.device)
         except EngineError:
             return False
         return True

@@ -4,7 +4,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.flags import GenerateFlags
 from minivllm_cli.batch.overrides import Overrides, check_thinking
 from minivllm_cli.batch.prompts import PromptBuilder
@@ -45,7 +45,7 @@ def stream_prompt(
     run.interrupts.activity = "looking at the model"
     check_summary(flags.summary, None, OutputTarget(None))
     check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--summary": flags.summary})
-    prepared = engine_factory.prepare_model(settings, run.command)
+    prepared = engine.prepare_model(settings, run.command)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     tally = Tally()
@@ -78,7 +78,7 @@ def _answer(
     with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=settings.model))
         with run.interrupts.deferred(), loading_progress(reporter, run.interrupts) as show:
-            llm = engine_factory.open_engine(prepared, show)
+            llm = engine.open_engine(prepared, show)
         with llm, watch.over(llm):
             run.interrupts.check()
             tally.load_s = time.monotonic() - tally.started

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm_cli import engine as engine_factory
 from minivllm_cli.config.settings import Settings
+from minivllm_cli.engine import plan_memory
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import CacheUse, FinishReason, RequestOutput
 from minivllm_engine.core.request import Request
@@ -63,7 +63,7 @@ class ScriptedEngine:
         self.tokenizer = Tokenizer.from_dir(model_path)
         self.model_config = ModelConfig.from_dir(model_path)
         config = settings.engine_config
-        self._plan = engine_factory.plan_memory(settings, model_path)
+        self._plan = plan_memory(settings, model_path)
         engine = config.engine.model_copy(
             update={"device": "cpu", "dtype": "fp32", "state_dtype": "fp32"}
         )

@@ -246,7 +246,7 @@ def _rebuild_journal(
 
 
 def _keys(model: Path, source: Path) -> list[str]:
-    from minivllm_cli import engine as engine_factory
+    from minivllm_cli import engine
     from minivllm_cli.batch.flags import GenerateFlags
     from minivllm_cli.batch.job_source import JobSource
     from minivllm_cli.batch.scan import Selection
@@ -255,7 +255,7 @@ def _keys(model: Path, source: Path) -> list[str]:
     from minivllm_cli.files.input_file import InputFile
     from minivllm_engine.protocol.line_parser import LineParser
 
-    settings = engine_factory.add_model_sampling(resolve_settings(environ={}), model)
+    settings = engine.add_model_sampling(resolve_settings(environ={}), model)
     file = InputFile.open(str(source), Console())
     jobs = JobSource(file, Selection(), GenerateFlags(), settings, LineParser, None)
     keys = [job.key for job in jobs.jobs()]
