@@ -9,7 +9,7 @@ import typer
 
 from minivllm_cli.command import Root
 from minivllm_cli.config.flags import print_version
-from minivllm_cli.console.json_events import wants_json_events
+from minivllm_cli.console import wants_json_events
 from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
 from minivllm_cli.errors import CliError, ExitCode, OutputClosed, Problem
 

@@ -6,7 +6,7 @@ import traceback
 from minivllm_cli.chat.saved_chat import header_row, message_rows
 from minivllm_cli.chat.session import Chat
 from minivllm_cli.console.streams import Console
-from minivllm_cli.crash import write_crash_file
+from minivllm_cli.diagnostics import write_crash_file
 from minivllm_cli.errors import CliError, Problem, problems_of
 from minivllm_engine.core.errors import EngineError
 

@@ -1,5 +1,6 @@
 """Progress on stderr: what is measured, and the styles in which it is shown."""
 
+import sys
 import threading
 import time
 from collections import deque
@@ -7,6 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
 
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.console.streams import Console
@@ -21,6 +29,7 @@ _LOAD_SECONDS = 1.0
 _REPEAT_SECONDS = 5.0
 _JSON_SECONDS = 1.0
 _MANY_BYTES = 1 << 16
+_BAR_WIDTH = 24
 
 
 @dataclass
@@ -100,7 +109,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """Style `off`."""
+    """Style `off`; with nothing on screen, nothing is to be removed."""
 
     def update(self, progress: Progress) -> None:
         """Nothing is shown."""
@@ -109,7 +118,7 @@ class Silent:
         """Nothing to do."""
 
 
-class PlainLines:
+class PlainLines(Silent):
     """A line when a phase begins, each 10 seconds and at each 10 %. No escape sequences."""
 
     def __init__(self, console: Console) -> None:
@@ -135,11 +144,8 @@ class PlainLines:
         self._phase, self._tenth, self._shown_at = progress.phase, tenth, now
         self._console.note(plain_line(progress))
 
-    def close(self) -> None:
-        """Nothing to do."""
 
-
-class JsonLines:
+class JsonLines(Silent):
     """One object a line: when a phase begins and ends, and at most once a second between."""
 
     def __init__(self, console: Console) -> None:
@@ -167,8 +173,92 @@ class JsonLines:
         eta = None if progress.eta_s is None else round(progress.eta_s)
         self._console.event("progress", phase=progress.phase, **fields, eta_s=eta)
 
+
+class BarOnTerminal:
+    """Style `bar`: drawn in place, removed at the end. Other lines on stderr appear above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rich = RichConsole(
+            file=sys.stderr,
+            force_terminal=True,
+            no_color=not console.colour,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        self._progress = Progress("")
+        self._live: Live | None = None
+
+    def update(self, progress: Progress) -> None:
+        """Show this state at the next refresh."""
+        self._progress = progress
+        if self._live is None:
+            # A new one each time: one that was stopped would begin by wiping what stands where it was.
+            self._live = Live(
+                get_renderable=self._render,
+                console=self._rich,
+                refresh_per_second=8,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+            self._console.show_bar(self._write_above, self.close)
+
     def close(self) -> None:
-        """Nothing to do."""
+        """Remove the bar and show the cursor."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            self._console.forget_bar()
+            live.stop()
+
+    def _write_above(self, line: str) -> None:
+        self._rich.print(Text.from_ansi(line), soft_wrap=True)
+
+    def _render(self) -> Group:
+        progress = self._progress
+        columns = [Column(no_wrap=True, min_width=len(progress.phase))]
+        cells: list[RenderableType] = [Text(progress.phase)]
+        if progress.total:
+            columns.append(Column(max_width=_BAR_WIDTH))  # gives way first where it is narrow
+            cells.append(ProgressBar(progress.total, progress.done))
+        first = Table.grid(
+            *columns, Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0)
+        )
+        first.add_row(*cells, Text(_figures(progress)))
+        second = _pools(progress)
+        return Group(first, *([Text(second, no_wrap=True, overflow="ellipsis")] if second else []))
+
+
+def _figures(progress: Progress) -> str:
+    """What stands behind the bar; on a narrow terminal the end is cut off."""
+    parts = [counts(progress)]
+    if progress.phase == "generate":
+        parts[0] += f"  err {progress.failed}"
+        parts.append(f"out {short_count(progress.out_tok_s)} tok/s")
+        parts.append(f"ETA {'-' if progress.eta_s is None else clock(progress.eta_s)}")
+        parts.append(f"in {short_count(progress.in_tok_s)} tok/s{hit_text(progress)}")
+        if progress.mean_length is not None:
+            parts.append(f"len {progress.mean_length:.0f}")
+    if progress.bytes_s:
+        parts.append(speed(progress))
+    return " │ ".join(parts)
+
+
+def _pools(progress: Progress) -> str:
+    """The second line: what runs, and how full the pools are."""
+    stats = progress.stats
+    if stats is None:
+        return ""
+    waits = f" ({stats.bound_by})" if stats.num_waiting and stats.bound_by else ""
+    parts = [f"run {stats.num_running}  wait {stats.num_waiting}{waits}"]
+    if progress.prefill is not None:
+        parts.append(prefill_text(progress.prefill))
+    parts += pool_texts(stats)
+    parts.append(f"preempt {stats.num_preemptions}")
+    parts.append(f"{stats.kv_blocks_used:,}/{stats.kv_blocks_total:,} blk")
+    return " │ ".join(parts)
 
 
 def make_reporter(style: str, console: Console) -> Reporter:
@@ -180,8 +270,6 @@ def make_reporter(style: str, console: Console) -> Reporter:
     if style == "auto":
         style = "bar" if console.live else "plain"
     if style == "bar" and console.live:
-        from minivllm_cli.console.progress_bar import BarOnTerminal
-
         return BarOnTerminal(console)
     return PlainLines(console)
 
