@@ -1,16 +1,21 @@
 """Progress in its styles, and what is measured for it."""
 
+import io
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from rich.console import Console as RichConsole
 
 from cli.chat.terminal import Terminal
 from cli.program import Program
 from minivllm_cli.console import progress
+from minivllm_cli.console.bar import Bar
 from minivllm_cli.console.progress import (
     BarOnTerminal,
     JsonLines,
@@ -207,11 +212,11 @@ def test_short_count(number: float, text: str) -> None:
 
 
 def _bar_lines(progress: Progress, width: int) -> list[str]:
-    bar = BarOnTerminal(_Recorder())
-    bar._rich.width = width
-    bar._progress = progress
-    with bar._rich.capture() as capture:
-        bar._rich.print(bar._render())
+    reporter, terminal = BarOnTerminal(_Recorder()), RichConsole(width=width, force_terminal=True)
+    reporter._bar._live = mock.Mock()  # nothing is drawn
+    reporter.update(progress)
+    with terminal.capture() as capture:
+        terminal.print(reporter._bar._lines)
     text = re.sub(r"\x1b\[[0-9;]*m", "", capture.get())
     return [line.rstrip() for line in text.splitlines()]
 
@@ -236,6 +241,20 @@ def test_records_and_the_bar_share_a_terminal(
     assert sorted(found) == sorted(texts)
     assert order == "completion" or found == texts
     assert not any("wait 0" in line or "━" in line for line in shown), "the bar is gone at the end"
+
+
+def test_rows_into_which_a_narrower_terminal_breaks_the_bar_are_wiped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    bar = Bar(_Recorder())
+    bar._live = mock.Mock()
+    for width, rows in ((100, 0), (30, 3 + 3), (30, 0), (100, 0)):
+        bar._rich.width = width
+        bar.show("generate", 1, 2, "f" * 200, "p" * 100)
+        sys.stderr.truncate(0)
+        bar._render()
+        assert sys.stderr.getvalue().count("\x1b[2K\x1b[1A") == rows, width
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 150])

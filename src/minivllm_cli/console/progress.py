@@ -1,6 +1,5 @@
 """Progress on stderr: what is measured, and the styles in which it is shown."""
 
-import sys
 import threading
 import time
 from collections import deque
@@ -9,13 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rich.console import Console as RichConsole
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
-from rich.text import Text
-
+from minivllm_cli.console.bar import Bar
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.console.streams import Console
 from minivllm_engine.core.stats import EngineStats
@@ -29,7 +22,6 @@ _LOAD_SECONDS = 1.0
 _REPEAT_SECONDS = 5.0
 _JSON_SECONDS = 1.0
 _MANY_BYTES = 1 << 16
-_BAR_WIDTH = 24
 
 
 @dataclass
@@ -175,60 +167,19 @@ class JsonLines(Silent):
 
 
 class BarOnTerminal:
-    """Style `bar`: drawn in place, removed at the end. Other lines on stderr appear above it."""
+    """Style `bar`: drawn in place, removed at the end."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._rich = RichConsole(
-            file=sys.stderr,
-            force_terminal=True,
-            no_color=not console.colour,
-            markup=False,
-            emoji=False,
-            highlight=False,
-        )
-        self._progress = Progress("")
-        self._live: Live | None = None
+        self._bar = Bar(console)
 
     def update(self, progress: Progress) -> None:
         """Show this state at the next refresh."""
-        self._progress = progress
-        if self._live is None:
-            # A new one each time: one that was stopped would begin by wiping what stands where it was.
-            self._live = Live(
-                get_renderable=self._render,
-                console=self._rich,
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-            self._console.show_bar(self._write_above, self.close)
+        figures, pools = _figures(progress), _pools(progress)
+        self._bar.show(progress.phase, progress.done, progress.total, figures, pools)
 
     def close(self) -> None:
         """Remove the bar and show the cursor."""
-        if self._live is not None:
-            live, self._live = self._live, None
-            self._console.forget_bar()
-            live.stop()
-
-    def _write_above(self, line: str) -> None:
-        self._rich.print(Text.from_ansi(line), soft_wrap=True)
-
-    def _render(self) -> Group:
-        progress = self._progress
-        columns = [Column(no_wrap=True, min_width=len(progress.phase))]
-        cells: list[RenderableType] = [Text(progress.phase)]
-        if progress.total:
-            columns.append(Column(max_width=_BAR_WIDTH))  # gives way first where it is narrow
-            cells.append(ProgressBar(progress.total, progress.done))
-        first = Table.grid(
-            *columns, Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0)
-        )
-        first.add_row(*cells, Text(_figures(progress)))
-        second = _pools(progress)
-        return Group(first, *([Text(second, no_wrap=True, overflow="ellipsis")] if second else []))
+        self._bar.close()
 
 
 def _figures(progress: Progress) -> str:
