@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from minivllm_cli.config.flags import print_version
 from minivllm_cli.console import wants_json_events
 from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
 from minivllm_cli.errors import CliError, ExitCode, OutputClosed, Problem
+from minivllm_engine.core.suggest import suggest
 
 app = typer.Typer(
     name="minivllm",
@@ -117,8 +117,8 @@ def _keep_close(error: typer.TyperException) -> None:
     name, proposed = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
     if proposed:
         by_word = {option.lstrip("-"): option for option in proposed}
-        close = get_close_matches(name.lstrip("-"), by_word)
-        error.possibilities = [by_word[word] for word in close]  # type: ignore[attr-defined]
+        near = suggest(name.lstrip("-"), by_word)
+        error.possibilities = [by_word[near]] if near else []  # type: ignore[attr-defined]
 
 
 def run_process() -> int:

@@ -1,7 +1,6 @@
 """Reading one YAML config file: every key with its position, every mistake with the line it stands in."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 from minivllm_cli.config.schema import SECTIONS, all_paths, check_value, unknown_key
 from minivllm_cli.config.yaml import Loader
 from minivllm_cli.errors import CliError, Problem
+from minivllm_engine.core.suggest import suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +225,8 @@ class _Walk:
 def _unknown(section: str, key: str) -> tuple[str, str | None]:
     """What is wrong with a key, and what to write in its place."""
     if not section:
-        sections = get_close_matches(key, list(SECTIONS), n=1)
-        if sections:
-            return f"unknown key {key}", sections[0]
-        return unknown_key(key)
+        near = suggest(key, SECTIONS)
+        return (f"unknown key {key}", near) if near else unknown_key(key)
     what, near = unknown_key(f"{section}.{key}")
     return what, None if near is None else near.removeprefix(f"{section}.")
 

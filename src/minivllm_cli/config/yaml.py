@@ -58,7 +58,7 @@ def _represent_float(dumper: Dumper, value: float) -> yaml.ScalarNode:
 
 
 def _represent_str(dumper: Dumper, value: str) -> yaml.ScalarNode:
-    style = '"' if len(value.splitlines()) > 1 or value.endswith(("\n", "\r")) else None
+    style = '"' if value.splitlines() not in ([], [value]) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
