@@ -11,6 +11,8 @@ from minivllm_cli.config.yaml import Loader
 from minivllm_cli.errors import CliError, Problem
 from minivllm_engine.core.suggest import suggest
 
+_MOST_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -93,13 +95,16 @@ def read_text(path: Path, kind: str, *, hint: str) -> tuple[str, Place]:
         CliError: it cannot be read, or is not UTF-8.
     """
     try:
-        raw = path.read_bytes()
-    except OSError as error:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
         raise CliError(
-            f"cannot read {kind} {path}: {error.strerror or error}",
+            f"cannot read {kind} {path}: {getattr(error, 'strerror', None) or error}",
             why=f"looked for at {path.absolute()}",
             hint=hint,
         ) from None
+    if len(raw) > _MOST_BYTES:
+        raise CliError(f"{kind} {path} is larger than {_MOST_BYTES >> 20} MiB", hint=hint)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -78,7 +78,7 @@ class Settings:
         value = str(entry.value)
         if entry.base is None or value == "demo":
             return value
-        return os.path.normpath(entry.base / Path(value).expanduser())
+        return os.path.normpath(entry.base / os.path.expanduser(value))
 
     @cached_property
     def engine_config(self) -> EngineConfig:
