@@ -1,6 +1,8 @@
 """What every command that runs a model does first: settings, `--print-config`, a few notes."""
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from minivllm_cli.command import Invocation
@@ -9,6 +11,13 @@ from minivllm_cli.config.settings import Settings, resolve_settings
 from minivllm_cli.console.logging import route_logging
 from minivllm_cli.errors import CliError, problems_of
 from minivllm_engine.core.errors import CheckpointError
+
+
+def user_config(environ: Mapping[str, str]) -> list[Path]:
+    """Return the file of whoever runs this, below all others: $XDG_CONFIG_HOME/minivllm/config.yaml."""
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
+    path = Path(base) / "minivllm" / "config.yaml"
+    return [path] if path.is_file() else []
 
 
 def configure(
@@ -41,7 +50,10 @@ def configure(
     if model is not None:
         typed["model"] = ("MODEL", model)
     settings = resolve_settings(
-        files=options.config or (), assignments=options.set_ or (), flags=typed, environ=os.environ
+        files=[*user_config(os.environ), *(options.config or ())],
+        assignments=options.set_ or (),
+        flags=typed,
+        environ=os.environ,
     )
     if settings.output.progress == "json" and not run.console.json_events:
         run.console.use_json_events()

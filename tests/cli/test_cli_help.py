@@ -95,8 +95,11 @@ def test_help_has_no_escapes_even_where_colour_is_forced(real: Program) -> None:
     [
         (["generate", "--inptu", "x"], "no such option: --inptu (Possible options: --input)"),
         (["generate", "--graph"], "no such option: --graph\n"),
-        (["genrate"], "no such command 'genrate'. Did you mean 'generate'?"),
-        (["generate", "--limit", "x"], "invalid value for '--limit': "),
+        (["genrate"], "no such command 'genrate'\ntry: minivllm generate --help\n"),
+        (["gen"], "no such command 'gen'\ntry: minivllm generate --help\n"),
+        (["xyzzy"], "no such command 'xyzzy'\ntry: minivllm --help\n"),
+        (["generate", "--on-error", "x"], "--on-error: 'x' is not one of 'skip', 'stop'"),
+        (["generate", "--limit", "x"], "--limit: not a whole number\n"),
     ],
 )
 def test_usage_errors_name_what_was_probably_meant(

@@ -1,5 +1,6 @@
 """Progress on stderr: what is measured, and the styles in which it is shown."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from minivllm_cli.console.streams import Console
 from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.core.units import format_size
 
+_logger = logging.getLogger(__name__)
 # Reading a prompt of this many tokens takes long enough to be shown.
 LONG_PROMPT = 4096
 _RATE_SECONDS = 5.0
@@ -239,6 +241,8 @@ def loading_progress(
     def show(phase: str, done: int, total: int) -> None:
         nonlocal newest
         interrupts.check()
+        if newest is None or phase != newest.phase:
+            _logger.debug("begins: %s", phase)
         with turn:
             newest = Progress(phase, done, total)
             reporter.update(newest)
