@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.chat.terminal import Terminal
+from cli.chat.terminal import CTRL_C, Terminal
 from cli.program import Program, parse_strictly, wait_for
 from minivllm_cli.console.streams import Console
 
@@ -214,6 +214,22 @@ def test_b7_characters_that_a_stream_cannot_show_are_replaced(
     text = (done.stdout + done.stderr).decode("ascii")
     assert shown in text
     assert "Error" not in text
+
+
+def test_an_interrupted_answer_leaves_no_residue_on_the_terminal(
+    program: Program, fake_model: Path
+) -> None:
+    argv = [*program.command, "generate", str(fake_model), "-p", "forever"]
+    env = program.environ(TERM="xterm", FAKE_STEP_SECONDS="0.05")
+    with Terminal(argv, env, program.home) as terminal:
+        terminal.wait_until(lambda: program.engine_log and terminal.text.strip(), "an answer")
+        terminal.type(CTRL_C)
+        assert terminal.wait_for_exit() == 130
+        answer, message, *rest = [line for line in terminal.lines if "model:" not in line]
+        assert b"^C" not in terminal.raw
+        assert answer and "stopping" not in answer
+        assert message == "stopping while answering. Ctrl-C again to leave at once."
+        assert not any(rest)
 
 
 def test_lines_are_broken_between_words_on_a_terminal(program: Program, fake_model: Path) -> None:

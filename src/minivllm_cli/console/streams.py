@@ -170,8 +170,10 @@ class Console:
         try:
             if self._above is not None:
                 self._above(text)
-            else:
-                self._write(text + "\n")
+                return
+            if self.live and _claimed is not None:
+                _claimed.end_line()
+            self._write(text + "\n")
         except RuntimeError:
             # A signal's handler says something while this very stream is written to: Python refuses that.
             os.write(2, (text + "\n").encode("utf-8", "replace"))
@@ -212,12 +214,15 @@ class Results:
 
     Attributes:
         is_terminal: somebody reads it as it comes; control characters must not get there.
+        open_line: text was written to a terminal, and its line is not ended.
         file: the binary stream below, for libraries that write themselves.
     """
 
     def __init__(self, file: BinaryIO, name: str = "stdout") -> None:
         self.file = file
+        self.open_line = False
         self._name = name
+        self._line_was_ended = False
         try:
             self.is_terminal = file.isatty()
         except ValueError:
@@ -230,6 +235,13 @@ class Results:
             OutputClosed: the reader has gone.
             OutputFailed: the device refuses, e.g. because it is full.
         """
+        self.open_line = False
+        if self._line_was_ended and data == b"\n":
+            data = b""
+        self._line_was_ended = False
+        self._write_all(data)
+
+    def _write_all(self, data: bytes) -> None:
         left = memoryview(data)
         try:
             while left:
@@ -248,11 +260,18 @@ class Results:
 
     def write_text(self, text: str) -> None:
         """Model text: as it is, but without control characters on a terminal."""
+        encoding = "utf-8"
         if self.is_terminal:
-            text = showable(strip_controls(text), sys.stdout)
-            self.write(text.encode(sys.stdout.encoding or "utf-8", "replace"))
-        else:
-            self.write(text.encode("utf-8", "replace"))
+            text, encoding = strip_controls(text), sys.stdout.encoding or encoding
+            # Before it is written: a signal's handler may speak in the middle of it.
+            self.open_line, self._line_was_ended = not text.endswith("\n"), False
+        self._write_all(text.encode(encoding, "replace"))
+
+    def end_line(self) -> None:
+        """End the line of an answer on a terminal: a message follows. The newline after it is left out."""
+        if self.open_line:
+            self.write(b"\n")
+            self._line_was_ended = True
 
 
 _claimed: Results | None = None
