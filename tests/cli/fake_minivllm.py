@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.errors import CliError
 from minivllm_engine.core.errors import CapacityError
@@ -87,7 +87,7 @@ FACTORY = {
 
 def _install() -> None:
     for name, function in FACTORY.items():
-        setattr(engine_factory, name, function)
+        setattr(engine, name, function)
     if "FAKE_PUBLISH_SECONDS" in os.environ:
         from minivllm_cli.batch import sinks
 

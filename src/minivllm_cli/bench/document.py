@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.show import render_config_json
-from minivllm_cli.versions import environment
+from minivllm_cli.diagnostics import environment
 from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
