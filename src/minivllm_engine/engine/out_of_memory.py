@@ -11,7 +11,7 @@ from minivllm_engine.core.units import format_size
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.memory.nvidia_smi import device_of, first_gpu
 from minivllm_engine.memory.plan import try_plan
-from minivllm_engine.memory.remedies import Remedy, changed
+from minivllm_engine.memory.suggest import Change, changed
 
 
 @contextmanager
@@ -47,10 +47,10 @@ def _shortage(prepared: PreparedModel, said: str) -> CapacityError:
         for process in (now.processes if now else ())
         if process.pid not in (None, os.getpid())
     ]
-    remedy = Remedy((("engine.gpu_memory_utilization", f"{0.8 * share:.2f}"),))
-    fits = try_plan(prepared.model_config, changed(config, remedy), plan.device).ok
+    change = Change("engine.gpu_memory_utilization", f"{0.8 * share:.2f}")
+    fits = try_plan(prepared.model_config, changed(config, change), plan.device).ok
     return CapacityError(
         "GPU memory ran out while the engine started",
         why="\n".join(why),
-        hint=str(remedy) if fits else None,
+        hint=str(change) if fits else None,
     )
