@@ -148,7 +148,7 @@ def _cache(repl: "Repl") -> str:
 
 
 def _memory(repl: "Repl") -> str:
-    from minivllm_engine.memory.plan import kv_bytes_per_token, slot_bytes
+    from minivllm_engine.memory.sizes import kv_bytes_per_token, slot_bytes
 
     chat = repl.chat
     stats, model = chat.llm.stats(), chat.llm.model_config

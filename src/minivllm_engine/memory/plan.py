@@ -5,23 +5,11 @@ import logging
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
 from minivllm_engine.core.units import format_size
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory, physical_memory
+from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
 from minivllm_engine.memory.fit import Fit, fit
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.sizes import kv_bytes_per_token, slot_bytes
 from minivllm_engine.memory.suggest import Change, Planner, changed, suggest_changes
 from minivllm_engine.model_config.config import ModelConfig
-
-__all__ = [
-    "MemoryPlan",
-    "kv_bytes_per_token",
-    "physical_memory",
-    "plan_memory",
-    "plan_warnings",
-    "refusal",
-    "slot_bytes",
-    "try_plan",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ def random_case(rng: random.Random) -> tuple[ModelConfig, DeviceMemory, EngineCo
 def test_k15_the_planner_accepts_every_printed_suggestion() -> None:
     rng = random.Random(0)
     outcomes: Counter[str] = Counter()
-    for _ in range(300):
+    for _ in range(200):
         model, device, config = random_case(rng)
         error = refused(model, device, config)
         if error is None:
@@ -75,13 +75,13 @@ def test_k15_the_planner_accepts_every_printed_suggestion() -> None:
             again = refused(model, device, changed(config, change))
             assert again is None, f"{config} on {device}: {change}: {again}"
     assert outcomes["fits"] > 20
-    assert outcomes["with remedies"] > 60
+    assert outcomes["with remedies"] > 40
 
 
 def test_k15_a_length_beyond_the_positions_comes_with_ones_that_fit() -> None:
     rng = random.Random(2)
     outcomes: Counter[str] = Counter()
-    for _ in range(150):
+    for _ in range(100):
         model, device, config = random_case(rng)
         beyond = str(model.max_position_embeddings + 1)
         with pytest.raises(ConfigError) as caught:
@@ -93,8 +93,8 @@ def test_k15_a_length_beyond_the_positions_comes_with_ones_that_fit() -> None:
             outcomes["shorter"] += int(change.value) < model.max_position_embeddings
             again = refused(model, device, changed(config, change))
             assert again is None, f"{config} on {device}: {change}: {again}"
-    assert outcomes["with remedies"] > 60
-    assert outcomes["shorter"] > 10
+    assert outcomes["with remedies"] > 20
+    assert outcomes["shorter"] > 5
 
 
 def test_nothing_is_suggested_only_where_no_single_change_helps() -> None:
