@@ -21,7 +21,7 @@ from minivllm_engine.engine.input_processor import InputProcessor, is_batch, ref
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
 from minivllm_engine.engine.prepare import PreparedModel, prepare
-from minivllm_engine.memory.plan import MemoryPlan
+from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.runner.model_runner import ModelRunner, Progress
 from minivllm_engine.scheduling.scheduler import Scheduler
 from minivllm_engine.text.prompt import Prompt

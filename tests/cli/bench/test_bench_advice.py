@@ -175,13 +175,13 @@ def test_a_length_beyond_the_positions_is_looked_into_once_and_not_for_every_row
     machine: FakeMachine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    find = memory_plan.find_remedies
+    find = memory_plan.suggest_changes
 
     def counted(*args: Any) -> Any:
         looks.append(args)
         return find(*args)
 
-    monkeypatch.setattr(memory_plan, "find_remedies", counted)
+    monkeypatch.setattr(memory_plan, "suggest_changes", counted)
     sets = ("--set", "engine.max_model_len=100000", "--set", "cache.num_blocks=20")
     assert bench("--workload", "mixed", "--batch", "1-9", "--prompt-len", "1-9", *sets).code == 2
     assert len(looks) == 1
