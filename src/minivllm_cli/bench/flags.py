@@ -1,7 +1,8 @@
 """The options of `bench`, and which of them go together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -32,179 +33,119 @@ class Suite(StrEnum):
     PREFIX = "prefix"
 
 
+class Metric(StrEnum):
+    """What of a sample is compared."""
+
+    TOK_S = "tok_s"
+    WALL_S = "wall_s"
+    ITL_MS = "itl_ms"
+    TTFT_MS = "ttft_ms"
+    QUEUE_MS = "queue_ms"
+    TPOT_MS = "tpot_ms"
+    E2E_MS = "e2e_ms"
+
+
 Shape = StrEnum("Shape", {f"B{name}": name for name in SHAPES})  # type: ignore[misc]
 
-_WHAT, _HOW, _OUT, _COMPARE = "What is measured", "How", "Results", "Comparing two saved runs"
+_ONLY_COMPARE = ("fail_if_slower", "metric", "force")
+_COMPARE = (*_ONLY_COMPARE, "compare", "format", "json_")
+_KEYS = (
+    *("suite", "workload", "batch", "prompt_len", "gen_len", "depth", "num_prompts", "groups"),
+    *("reps", "warmup", "percentiles"),
+)
 
 
-def _option(*names: str, panel: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
-    )
+def _option(panel: str, name: str, metavar: str | None, help: str) -> Any:
+    key = name.removeprefix("--").replace("-", "_")
+    if key in _KEYS:
+        help += f"  [bench.{key}]"
+    return typer.Option(name, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+
+
+_what = partial(_option, "What is measured")
+_how = partial(_option, "How")
+_out = partial(_option, "Results")
+_comparing = partial(_option, "Comparing two saved runs")
 
 
 @dataclass(frozen=True)
 class BenchFlags(OptionGroup):
     """What only `bench` takes."""
 
-    config_paths: ClassVar[dict[str, str]] = {
-        name: f"bench.{name}"
-        for name in (
-            "suite",
-            "workload",
-            "batch",
-            "prompt_len",
-            "gen_len",
-            "depth",
-            "num_prompts",
-            "groups",
-            "reps",
-            "warmup",
-            "percentiles",
-        )
-    }
+    config_paths: ClassVar[dict[str, str]] = {key: f"bench.{key}" for key in _KEYS}
 
-    suite: Annotated[
-        Suite | None,
-        _option("--suite", panel=_WHAT, help="Rows that go together; standard  [bench.suite]"),
-    ] = None
+    suite: Annotated[Suite | None, _what("--suite", None, "Rows that go together; standard")] = None
     workload: Annotated[
-        str | None,
-        _option(
-            "--workload",
-            metavar="KIND",
-            panel=_WHAT,
-            help="prefill, decode, mixed, prefix or jsonl:FILE  [bench.workload]",
-        ),
+        str | None, _what("--workload", "KIND", "prefill, decode, mixed, prefix or jsonl:FILE")
     ] = None
-    batch: Annotated[
-        str | None,
-        _option(
-            "--batch",
-            metavar="LIST",
-            panel=_WHAT,
-            help="Requests at once: 1,8,64 or 1-64*2  [bench.batch]",
-        ),
-    ] = None
+    batch: Annotated[str | None, _what("--batch", "LIST", "Requests at once: 1,8,64")] = None
     prompt_len: Annotated[
-        str | None,
-        _option(
-            "--prompt-len",
-            metavar="LIST",
-            panel=_WHAT,
-            help="Tokens of a prompt; 100~1024 draws them  [bench.prompt_len]",
-        ),
+        str | None, _what("--prompt-len", "LIST", "Tokens of a prompt; 100~1024 draws them")
     ] = None
-    gen_len: Annotated[
-        str | None,
-        _option(
-            "--gen-len",
-            metavar="LIST",
-            panel=_WHAT,
-            help="Tokens of an answer  [bench.gen_len]",
-        ),
-    ] = None
+    gen_len: Annotated[str | None, _what("--gen-len", "LIST", "Tokens of an answer")] = None
     depth: Annotated[
         str | None,
-        _option(
+        _what(
             "--depth",
-            metavar="LIST",
-            panel=_WHAT,
-            help="decode: tokens in the cache before timing starts; prefix: tokens that are shared  "
-            "[bench.depth]",
+            "LIST",
+            "decode: tokens in the cache before timing starts; prefix: tokens that are shared",
         ),
     ] = None
     num_prompts: Annotated[
         str | None,
-        _option(
-            "--num-prompts",
-            metavar="N",
-            panel=_WHAT,
-            help="Requests of a row, as many as --batch if nothing is said  [bench.num_prompts]",
-        ),
+        _what("--num-prompts", "N", "Requests of a row, as many as --batch if nothing is said"),
     ] = None
     groups: Annotated[
-        str | None,
-        _option(
-            "--groups",
-            metavar="N",
-            panel=_WHAT,
-            help="prefix: different prefixes that are shared  [bench.groups]",
-        ),
+        str | None, _what("--groups", "N", "prefix: different prefixes that are shared")
     ] = None
     shape: Annotated[
-        Shape | None,
-        _option("--shape", panel=_WHAT, help="Random weights of that shape instead of MODEL"),
+        Shape | None, _what("--shape", None, "Random weights of that shape instead of MODEL")
     ] = None
-    graph: Annotated[
-        bool, _option("--graph", panel=_HOW, help="Decode with CUDA graphs; needs CUDA")
-    ] = False
+    graph: Annotated[bool, _how("--graph", None, "Decode with CUDA graphs; needs CUDA")] = False
     eager: Annotated[
-        bool, _option("--eager", panel=_HOW, help="Decode without; with CUDA both are the default")
+        bool, _how("--eager", None, "Decode without; with CUDA both are the default")
     ] = False
-    reps: Annotated[
-        str | None,
-        _option("--reps", metavar="N", panel=_HOW, help="Repetitions of each row  [bench.reps]"),
-    ] = None
-    warmup: Annotated[
-        str | None,
-        _option("--warmup", metavar="N", panel=_HOW, help="Untimed ones before  [bench.warmup]"),
-    ] = None
-    percentiles: Annotated[
-        str | None,
-        _option(
-            "--percentiles", metavar="LIST", panel=_HOW, help="Of latencies  [bench.percentiles]"
-        ),
-    ] = None
+    reps: Annotated[str | None, _how("--reps", "N", "Repetitions of each row")] = None
+    warmup: Annotated[str | None, _how("--warmup", "N", "Untimed ones before")] = None
+    percentiles: Annotated[str | None, _how("--percentiles", "LIST", "Of latencies")] = None
     strict_equal: Annotated[
-        bool, _option("--strict-equal", panel=_HOW, help="Exit 5 where variants give other tokens")
+        bool, _how("--strict-equal", None, "Exit 5 where variants give other tokens")
     ] = False
     verify: Annotated[
         int | None,
-        _option(
+        _how(
             "--verify",
-            metavar="N",
-            panel=_HOW,
-            help="Answer every Nth request that reused a prefix again from nothing, and compare",
+            "N",
+            "Answer every Nth request that reused a prefix again from nothing, and compare",
         ),
     ] = None
-    format: Annotated[
-        Format | None, _option("--format", panel=_OUT, help="How rows are written; table")
-    ] = None
-    json_: Annotated[
-        bool, _option("--json", panel=_OUT, help="As --format json; the table moves to stderr")
-    ] = False
-    save: Annotated[
-        Path | None,
-        _option("--save", metavar="FILE", panel=_OUT, help="Write the JSON document to FILE"),
-    ] = None
+    format: Annotated[Format | None, _out("--format", None, "How rows are written; table")] = None
+    json_: Annotated[bool, _out("--json", None, "As --format json; the table moves to stderr")] = (
+        False
+    )
+    save: Annotated[Path | None, _out("--save", "FILE", "Write the JSON document to FILE")] = None
     overwrite: Annotated[
-        bool, _option("--overwrite", panel=_OUT, help="Replace the FILE of --save if it is there")
+        bool, _out("--overwrite", None, "Replace the FILE of --save if it is there")
     ] = False
     help_metrics: Annotated[
-        bool, _option("--help-metrics", panel=_OUT, help="Say what each figure means and leave")
+        bool, _out("--help-metrics", None, "Say what each figure means and leave")
     ] = False
     cache_dump: CacheDumpOption = None
     compare: Annotated[
-        tuple[Path, Path] | None,
-        _option("--compare", metavar="BASE NEW", panel=_COMPARE, help="Files of --save"),
+        tuple[Path, Path] | None, _comparing("--compare", "BASE NEW", "Files of --save")
     ] = None
     fail_if_slower: Annotated[
         str | None,
-        _option(
+        _comparing(
             "--fail-if-slower",
-            metavar="SHARE",
-            panel=_COMPARE,
-            help="Exit 5 if a row is slower by more than, say, 3%, and it is not noise",
+            "SHARE",
+            "Exit 5 if a row is slower by more than, say, 3%, and it is not noise",
         ),
     ] = None
-    metric: Annotated[
-        str | None,
-        _option("--metric", metavar="NAME", panel=_COMPARE, help="What is compared; tok_s"),
-    ] = None
-    force: Annotated[
-        bool, _option("--force", panel=_COMPARE, help="Compare runs of other GPUs or models")
-    ] = False
+    metric: Annotated[Metric | None, _comparing("--metric", None, "What is compared; tok_s")] = None
+    force: Annotated[bool, _comparing("--force", None, "Compare runs of other GPUs or models")] = (
+        False
+    )
 
     @property
     def output_format(self) -> Format:
@@ -223,39 +164,26 @@ class BenchFlags(OptionGroup):
         Raises:
             CliError: which flags do not go together.
         """
+        if self.compare is not None:
+            for name, value in (
+                ("model", model),
+                *((f.name, getattr(self, f.name)) for f in fields(self)),
+            ):
+                if name not in _COMPARE and value not in (None, False):
+                    flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+                    raise CliError(f"{flag} measures, and --compare only reads two saved runs")
+            return
+        for name in _ONLY_COMPARE:
+            if getattr(self, name) not in (None, False):
+                flag = f"--{name.replace('_', '-')}"
+                raise CliError(f"{flag} goes with --compare", hint="--compare BASE NEW")
         if self.verify is not None and self.verify < 1:
             raise CliError(f"--verify {self.verify}: should be at least 1")
-        if self.compare is None:
-            for flag, value in (
-                ("--fail-if-slower", self.fail_if_slower),
-                ("--metric", self.metric),
-                ("--force", self.force),
-            ):
-                if value not in (None, False):
-                    raise CliError(f"{flag} goes with --compare", hint="--compare BASE NEW")
-            if self.overwrite and self.save is None:
-                raise CliError("--overwrite goes with --save", hint="--save FILE")
-            if self.shape is not None and model is not None:
-                raise CliError("MODEL and --shape exclude each other", hint="one of them")
-            if self.suite is not None and self.workload is not None:
-                raise CliError(
-                    "--suite and --workload exclude each other", why="a suite has its own workloads"
-                )
-            return
-        for flag in self._measuring(model):
-            raise CliError(f"{flag} measures, and --compare only reads two saved runs")
-
-    def _measuring(self, model: str | None) -> list[str]:
-        given = [flag for flag, _ in self.typed().values()]
-        more: list[tuple[str, Any]] = [
-            ("MODEL", model),
-            ("--shape", self.shape),
-            ("--graph", self.graph),
-            ("--eager", self.eager),
-            ("--strict-equal", self.strict_equal),
-            ("--verify", self.verify),
-            ("--save", self.save),
-            ("--overwrite", self.overwrite),
-            ("--cache-dump", self.cache_dump),
-        ]
-        return given + [flag for flag, value in more if value]
+        if self.overwrite and self.save is None:
+            raise CliError("--overwrite goes with --save", hint="--save FILE")
+        if self.shape is not None and model is not None:
+            raise CliError("MODEL and --shape exclude each other", hint="one of them")
+        if self.suite is not None and self.workload is not None:
+            raise CliError(
+                "--suite and --workload exclude each other", why="a suite has its own workloads"
+            )

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
+from minivllm_cli.batch.prompts import BuiltPrompt
+from minivllm_cli.batch.verify import Verifier
 from minivllm_cli.bench.requests import BenchRequest, Repetition, make_repetition
-from minivllm_cli.bench.row import Measured
+from minivllm_cli.bench.rows import Measured
 from minivllm_cli.bench.sampling import BetweenSteps, Sample, take_sample
 from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
+from minivllm_cli.errors import EngineDied
+from minivllm_engine.protocol.lines import Job, RequestLine
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -46,17 +50,15 @@ class Measurer:
         variants: Sequence[Variant],
         lines: Sequence[BenchRequest] = (),
     ) -> list[Measured]:
-        """All samples of a workload, an entry an variant.
+        """Take all samples of a workload; an entry a variant.
 
         Raises:
             EngineDied: as `take_sample`.
         """
-        samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
-        orders: dict[Variant, list[int]] = {variant: [] for variant in variants}
+        samples: dict[Variant, list[tuple[int, Sample]]] = {variant: [] for variant in variants}
         peaks: dict[Variant, int | None] = dict.fromkeys(variants)
         repetition = Repetition(())
-        total = self._times.warmup + self._times.reps
-        for number in range(total):
+        for number in range(self._times.warmup + self._times.reps):
             repetition = make_repetition(workload, number, llm.model_config.vocab_size, lines)
             for variant in variants:
                 rep = number - self._times.warmup + 1
@@ -68,33 +70,67 @@ class Measurer:
                 if rep < 1:
                     continue
                 self._order += 1
-                samples[variant].append(sample)
-                orders[variant].append(self._order)
+                samples[variant].append((self._order, sample))
                 peak = engine_factory.peak_memory(llm.device)
                 if peak is not None:
                     peaks[variant] = max(peak, peaks[variant] or 0)
         requested = _requested(workload, repetition)
-        return [
-            Measured(
-                workload,
-                variant,
-                tuple(samples[variant]),
-                tuple(orders[variant]),
-                requested,
-                peaks[variant],
-            )
-            for variant in variants
-        ]
+        found = []
+        for variant, taken in samples.items():
+            orders, each = zip(*taken, strict=True)
+            found.append(Measured(workload, variant, each, orders, requested, peaks[variant]))
+        return found
 
 
 def _requested(workload: Workload, repetition: Repetition) -> tuple[int, int]:
-    """Prompt and output tokens of a request; of lengths that are drawn, all together."""
     if workload.times_decode:
         return max(workload.depth, 1), workload.gen.low
-    asked = [
-        (len(request.prompt_ids), request.gen or request.params.max_tokens or 0)
-        for request in repetition.requests
-    ]
+    asked = [(len(r.prompt_ids), r.gen or r.params.max_tokens or 0) for r in repetition.requests]
     if len(set(asked)) == 1:
         return asked[0]
     return sum(prompt for prompt, _ in asked), sum(gen for _, gen in asked)
+
+
+def verify_workload(
+    llm: "LLM",
+    verifier: Verifier,
+    workload: Workload,
+    repetition: Repetition,
+    between: BetweenSteps,
+) -> None:
+    """Run a repetition once more with the logprobs that `verifier` needs, which counts and reports.
+
+    It is not timed, because logprobs cost.
+
+    Raises:
+        EngineDied: the engine lost a request.
+    """
+    llm.clear_cache()
+    for primer in repetition.primers:
+        llm.add_request(primer.for_engine(), primer.params)
+    while llm.has_unfinished:
+        llm.step()
+        between()
+    left = list(reversed(list(enumerate(repetition.requests))))
+    running: dict[str, tuple[int, BenchRequest]] = {}
+    while left or running or verifier.num_sequences:
+        while left and len(running) < workload.batch:
+            place, request = left.pop()
+            request_id = llm.add_request(
+                request.for_engine(), verifier.asking(request.params), request_id=f"bench-{place}"
+            )
+            running[request_id] = (place, request)
+        for output in llm.step():
+            if verifier.take(output) or not output.finished:
+                continue
+            place, request = running.pop(output.request_id)
+            prompt = BuiltPrompt(list(request.prompt_ids), request.chat)
+            verifier.consider(_job(place, request), prompt, request.params, output)
+        if (running or verifier.num_sequences) and not llm.has_unfinished:
+            raise EngineDied("engine failed: it lost requests")
+        between()
+
+
+def _job(place: int, request: BenchRequest) -> Job:
+    line = RequestLine(None, place, request.name, "tokens", [], request.params)
+    return Job(place, line, key="")

@@ -10,8 +10,8 @@ from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.bench.measuring import Times
 from minivllm_cli.bench.preflight import check_uses
 from minivllm_cli.bench.smaller_rows import TooLarge
-from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, arms_of
-from minivllm_cli.bench.workload import USES, Workload, own_workloads, suite_workloads
+from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, variants_of
+from minivllm_cli.bench.workload import Workload, own_workloads, suite_workloads
 from minivllm_cli.config.bench_options import SHAPING
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import Console
@@ -73,7 +73,7 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     if flags.eager and not flags.graph and "graph.enabled" not in settings.entries:
         settings = settings.with_value("graph.enabled", False)
     prepared = _prepared_for(settings, flags, workloads, is_suite=is_suite)
-    variants = _arms(prepared, flags)
+    variants = _variants(prepared, flags)
     kept, misfits = _fitting(prepared, workloads)
     if misfits and not is_suite:
         error = _too_large(settings, flags, workloads).error()
@@ -85,7 +85,7 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     if is_suite and options.suite == "stages":
         engines = _stages(settings, flags, prepared, kept, variants)
     else:
-        engines = [EngineRun(prepared, tuple((w, arms_of(w, variants)) for w in kept))]
+        engines = [EngineRun(prepared, tuple((w, variants_of(w, variants)) for w in kept))]
     cases = [case for engine in engines for case in engine.cases]
     check_uses(settings, flags, prepared, cases, is_suite=is_suite)
     return BenchPlan(settings, tuple(engines), times, options.percentiles, skipped)
@@ -121,19 +121,10 @@ def _without_suite(settings: Settings, is_set: Sequence[str]) -> str:
     typed = [settings.source(f"bench.{k}") for k in is_set if _is_typed(settings, f"bench.{k}")]
     less = f"leave out {' and '.join(typed)}"
     kind = next((kind for kind in _BY_USE if _has(kind, settings, is_set)), None)
-    if kind is None:
-        return less
-    suite = settings.source("bench.suite")
-    if not suite.startswith("--"):
-        return f"--workload {kind}, or {less}"
-    if suite == "--suite":
-        suite += f" {settings.bench.suite}"
-    return f"--workload {kind} in place of {suite}, or {less}"
+    return less if kind is None else f"--workload {kind} in place of the suite, or {less}"
 
 
 def _has(kind: str, settings: Settings, is_set: Sequence[str]) -> bool:
-    if not set(is_set) <= set(USES[kind]):
-        return False
     try:
         own_workloads(settings.bench.model_copy(update={"workload": kind}), is_set)
     except CliError:
@@ -151,7 +142,7 @@ def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     return engine_factory.prepare_model(settings, "bench")
 
 
-def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:
+def _variants(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:
     device, enabled = prepared.config.engine.device, prepared.config.graph.enabled
     if flags.graph and device != "cuda":
         raise CliError(

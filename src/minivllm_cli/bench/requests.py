@@ -3,11 +3,23 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from minivllm_cli.batch.prompts import PromptBuilder
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.config.number_lists import Length
+from minivllm_cli.config.bench_options import Length
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import Console
+from minivllm_cli.errors import CliError, Problem
+from minivllm_cli.files.input_file import InputFile
+from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.protocol.line_parser import LineParser
+from minivllm_engine.protocol.lines import BadLine
+
+if TYPE_CHECKING:
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 # Every choice made, so that no generation config adds a penalty: argmax, and no end but the length.
 _GREEDY = SamplingParams(
@@ -107,3 +119,52 @@ def _ids(rng: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
 
 def _draw(rng: random.Random, length: Length) -> int:
     return rng.randint(length.low, length.high)
+
+
+def read_lines(
+    path: str,
+    limit: int,
+    settings: Settings,
+    tokenizer: "Tokenizer",
+    max_model_len: int,
+    console: Console,
+) -> list[BenchRequest]:
+    """Read the first `limit` lines of a file, 0 for all, as `generate` reads them.
+
+    Raises:
+        CliError: the file cannot be read, is empty, or has a line that cannot be run.
+    """
+    try:
+        file = InputFile.open(path, console)
+    except CliError as error:
+        what = error.problems[0].what
+        raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None
+    parser = LineParser()
+    builder = PromptBuilder(tokenizer, max_model_len)
+    requests, problems = [], []
+    for index, (number, raw) in enumerate(islice(file.lines(), limit or None)):
+        line = parser.parse(number, index, raw)
+        if isinstance(line, BadLine):
+            place = f"{file.name}:{line.number}:{line.column}"
+            problems.append(Problem(f"{place}: {line.message} ({line.code})", hint=line.hint))
+            continue
+        params = settings.sampling(line.params, index=index)
+        try:
+            prompt = builder.build(line, params)
+        except RequestError as error:
+            problems.append(Problem(f"{file.name}:{number}: {error.what}", hint=error.hint))
+            continue
+        if builder.is_too_long(prompt) or not prompt.ids:
+            what = f"{len(prompt.ids)} prompt tokens, between 1 and {max_model_len - 1} can be run"
+            problems.append(Problem(f"{file.name}:{number}: {what}"))
+            continue
+        own = line.params.model_copy(update={"seed": params.seed})
+        requests.append(
+            BenchRequest(str(line.id), tuple(prompt.ids), own, None, chat=prompt.is_chat)
+        )
+    file.close()
+    if problems:
+        raise CliError(problems[:5])
+    if not requests:
+        raise CliError(f"{file.name} holds no prompts (empty_file)")
+    return requests

@@ -49,7 +49,7 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What came of a repetition of an variant. Times in seconds, one entry a request (of `itl`: a token).
+    """What came of a repetition of a variant. Times in seconds, one entry a request (of `itl`: a token).
 
     Attributes:
         wall: of the timed part alone.

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.batch.verify import Verifier, VerifyCounts, verify_document, verify_text
-from minivllm_cli.bench.document import ResultDocument
-from minivllm_cli.bench.file_lines import read_lines
+from minivllm_cli.bench.document import GpuWatch, ResultDocument
 from minivllm_cli.bench.flags import BenchFlags
-from minivllm_cli.bench.gpu_state import GpuWatch
-from minivllm_cli.bench.measuring import Measurer
-from minivllm_cli.bench.pairs import pair_document
+from minivllm_cli.bench.measuring import Measurer, verify_workload
 from minivllm_cli.bench.plan import BenchPlan, EngineRun, make_plan
 from minivllm_cli.bench.preflight import check_lines
-from minivllm_cli.bench.requests import BenchRequest, make_repetition
-from minivllm_cli.bench.row import DeviceLimit, Measured, row_document, row_warnings
+from minivllm_cli.bench.requests import BenchRequest, make_repetition, read_lines
+from minivllm_cli.bench.rows import (
+    DeviceLimit,
+    Measured,
+    pair_document,
+    row_document,
+    row_warnings,
+)
 from minivllm_cli.bench.variant import Variant
-from minivllm_cli.bench.verifying import verify_workload
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.bench.writer import ResultWriter
 from minivllm_cli.cache_dump.watch import cache_watch
@@ -73,7 +75,7 @@ class _Session:
         self._progress = Progress("bench", 0, plan.num_samples)
         self._measurer = Measurer(plan.times, self._between, self._on_sample)
         self._watch = cache_watch(flags.cache_dump, "bench", plan.settings, prepared, run.console)
-        self._first: dict[str, Measured] = {}
+        self._first: dict[Workload, Measured] = {}
         self._verify = VerifyCounts()
         self._limit: DeviceLimit | None = None
         self._begun = False
@@ -146,12 +148,14 @@ class _Session:
             text for m, r in zip(measured, rows, strict=True) for text in row_warnings(m, r)
         ]
         warnings += self._gpu.after_row()
-        pairs = [pair for one in measured if (pair := self._pair(one)) is not None]
+        # The first variant of a workload may have run on an earlier engine.
+        first = self._first.setdefault(workload, measured[0])
+        pairs = [pair_document(first, one) for one in measured if one is not first]
         self._document.rows += rows
         self._document.pairs += pairs
         self._document.warnings += warnings
         self._reporter.close()  # rows and the bar may share a terminal
-        self._writer.rows(workload, rows)
+        self._writer.rows(rows)
         self._writer.pairs(pairs)
         for text in warnings:
             self._console.warn(text)
@@ -161,18 +165,6 @@ class _Session:
             verifier = Verifier(llm, self._flags.verify, self._console, self._verify)
             repetition = make_repetition(workload, 0, llm.model_config.vocab_size, lines)
             verify_workload(llm, verifier, workload, repetition, self._between)
-
-    def _pair(self, measured: Measured) -> dict[str, object] | None:
-        """An variant beside the first of its workload, which may have run on an earlier engine."""
-        key = json.dumps(measured.workload.document())
-        first = self._first.setdefault(key, measured)
-        if first is measured:
-            return None
-        return pair_document(
-            measured.workload,
-            (first.variant, first.samples),
-            (measured.variant, measured.samples),
-        )
 
     def _warn_of_large_batch(
         self, llm: "LLM", workload: Workload, variants: tuple[Variant, ...]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from minivllm_cli.config.bench_options import JSONL, BenchOptions
-from minivllm_cli.config.number_lists import Length, as_length
+from minivllm_cli.config.bench_options import JSONL, BenchOptions, Length, as_length
 from minivllm_cli.errors import CliError
 
 Kind = Literal["prefill", "decode", "mixed", "prefix", "jsonl", "stages"]
@@ -28,6 +27,7 @@ IDENTITY: Mapping[str, tuple[str, ...]] = {
     "prefix": ("depth", "prompt_len", "num_prompts", "gen_len", "groups"),
     "jsonl": ("file",),
 }
+_LABELS = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests"}
 # The request of one token more than a warm prefix needs, and what follows it.
 _PREFIX_DEFAULTS: Mapping[str, Any] = {"prompt_len": (64,), "gen_len": (16,), "depth": (512,)}
 
@@ -92,15 +92,18 @@ class Workload:
 
     @property
     def title(self) -> str:
-        """What all rows of a table have in common, but for the batch."""
-        parts: list[str] = [self.kind]
-        for name, value in self.document().items():
-            if name in ("kind", "batch") or (name == "num_prompts" and value == self.batch):
-                continue
-            label = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests"}
+        """As `workload_title`."""
+        return workload_title(self.document())
+
+
+def workload_title(document: Mapping[str, Any]) -> str:
+    """Name what rows of a table have in common, but for the batch: "decode · depth 4 · gen 8"."""
+    parts = [str(document["kind"])]
+    for name, value in document.items():
+        if name not in ("kind", "batch") and (name, value) != ("num_prompts", document["batch"]):
             shown = f"{value:,}" if isinstance(value, int) else str(value)
-            parts.append(f"{label.get(name, name)} {shown}")
-        return " · ".join(parts)
+            parts.append(f"{_LABELS.get(name, name)} {shown}")
+    return " · ".join(parts)
 
 
 def _plain(length: Length) -> int | str:

@@ -14,7 +14,7 @@ from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from minivllm_cli.bench.requests import make_repetition
 from minivllm_cli.bench.variant import EAGER, GRAPH
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.config.number_lists import Length
+from minivllm_cli.config.bench_options import Length
 
 
 def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_arms_take_turns_on_the_same_prompts_from_an_empty_cache(
     added = [entry for entry in log if entry[0] == "add"]
     assert [graphs for _, _, graphs, _ in added] == [False, True] * 4
     prompts = [ids for _, ids, _, _ in added]
-    assert prompts[0::2] == prompts[1::2]  # an variant gets what the other got
+    assert prompts[0::2] == prompts[1::2]  # a variant gets what the other got
     assert len(set(prompts)) == 4  # and every repetition something new
     orders = [[s["order"] for s in row["samples"]] for row in done.document["rows"]]
     assert orders == [[1, 3, 5], [2, 4, 6]]
@@ -244,7 +244,7 @@ def test_an_interrupt_keeps_finished_rows(
             signal.raise_signal(signal.SIGINT)
 
     machine.behaviour = Behaviour(device="cpu", on_step=interrupt)
-    args = ["--workload", "prefill", "--batch", 1, "--prompt-len", "1-9", "--json"]
+    args = ["--workload", "prefill", "--batch", 1, "--prompt-len", "1,2,3,4,5,6,7,8,9", "--json"]
     path = tmp_path / "bench.json"
     done = bench(*args, *(["--save", path] if save else []))
     assert done.code == 130
@@ -268,7 +268,7 @@ def test_finished_rows_are_on_disk_while_the_next_is_measured(
         seen.append(len(json.loads(path.read_text())["rows"]) if path.exists() else 0)
 
     machine.behaviour = Behaviour(device="cpu", on_step=look)
-    args = ("--workload", "prefill", "--batch", 1, "--prompt-len", "1-3", "--save", path)
+    args = ("--workload", "prefill", "--batch", 1, "--prompt-len", "1,2,3", "--save", path)
     assert bench(*args, "--reps", 1, "--warmup", 0).code == 0
     assert seen == [0, 1, 2]
     assert json.loads(path.read_text())["complete"] is True
