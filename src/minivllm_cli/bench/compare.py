@@ -55,7 +55,7 @@ def run_compare(run: Invocation, flags: BenchFlags, output: Format) -> int:
     for path, one in zip(flags.compare, runs, strict=True):
         if not one.complete:
             run.console.warn(f"{path} was interrupted: it has some of its rows")
-    _check_common(flags.compare, runs)
+    _check_rows(flags.compare, runs)
     _check_comparable(run, base, new, force=flags.force)
     changes = _changes(base, new, metric)
     if not changes:
@@ -90,7 +90,7 @@ def _share(text: str | None) -> float | None:
     return share
 
 
-def _check_common(paths: Sequence[Path], runs: Sequence[SavedRun]) -> None:
+def _check_rows(paths: Sequence[Path], runs: Sequence[SavedRun]) -> None:
     """Refuse runs that share no row, which no `--force` makes comparable."""
     base, new = ({row.key for row in run.rows} for run in runs)
     if base & new:

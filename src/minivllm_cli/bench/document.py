@@ -1,92 +1,80 @@
 """The results of a run as one JSON document, and what the GPU did meanwhile."""
 
+import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm_cli import engine as engine_factory
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.show import render_config_json
+from minivllm_cli.files.fingerprint import model_hash
 from minivllm_cli.versions import environment
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.nvidia_smi import GpuState, gpu_state
 
 if TYPE_CHECKING:
-    from minivllm_engine.core.load_report import LoadReport
     from minivllm_engine.engine.prepare import PreparedModel
 
 _SLOW_CLOCK = 0.9
 
 
-class ResultDocument:
-    """Grows while the run goes on.
+def new_document(settings: Settings, model: dict[str, str]) -> dict[str, Any]:
+    """Begin the document of a run, which grows while the run goes on.
 
     Args:
-        argv: the command line, without the program.
         model: name and hash.
     """
+    config = json.loads(render_config_json(settings, sources=True))
+    return {
+        "schema_version": 1,
+        "kind": "bench",
+        "complete": False,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "argv": sys.argv[1:],
+        "env": environment(),
+        "config": config["config"],
+        "sources": config["sources"],
+        "model": model,
+        "device": {},
+        "load": {},
+        "gpu_state": {},
+        "rows": [],
+        "equal": [],
+        "warnings": [],
+    }
 
-    def __init__(self, argv: list[str], settings: Settings, model: dict[str, str]) -> None:
-        config = json.loads(render_config_json(settings, sources=True))
-        self.rows: list[dict[str, Any]] = []
-        self.pairs: list[dict[str, Any]] = []
-        self.warnings: list[str] = []
-        self._head: dict[str, Any] = {
-            "schema_version": 1,
-            "kind": "bench",
-            "complete": False,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "argv": argv,
-            "env": environment(),
-            "config": config["config"],
-            "sources": config["sources"],
-            "model": model,
-            "device": {},
-            "load": {},
-        }
 
-    def set_device(
-        self, prepared: "PreparedModel", read_bytes_s: float, threads: int | None
-    ) -> None:
-        """Note where it ran, and what the engine made of `auto`."""
-        plan, engine = prepared.plan, prepared.config.engine
-        self._head["device"] = {
-            "kind": engine.device,
-            "name": plan.device.name,
-            "read_bytes_s": read_bytes_s,
-            "threads": threads,
-            "dtype": plan.dtype,
-            "state_dtype": plan.state_dtype,
-            "max_num_seqs": plan.max_num_seqs,
-            "max_model_len": plan.max_model_len,
-            "max_num_batched_tokens": plan.max_num_batched_tokens,
-        }
+def device_document(prepared: "PreparedModel", read_bytes_s: float) -> dict[str, Any]:
+    """Write where it runs, and what the engine made of `auto`."""
+    plan, device = prepared.plan, prepared.config.engine.device
+    return {
+        "kind": device,
+        "name": plan.device.name,
+        "read_bytes_s": read_bytes_s,
+        "threads": engine_factory.num_threads() if device == "cpu" else None,
+        "dtype": plan.dtype,
+        "state_dtype": plan.state_dtype,
+        "max_num_seqs": plan.max_num_seqs,
+        "max_model_len": plan.max_model_len,
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+    }
 
-    def set_load(self, report: "LoadReport") -> None:
-        """Note what the start of the engine took; of several engines, the last."""
-        self._head["load"] = asdict(report)
 
-    def add_verify(self, verify: dict[str, Any]) -> None:
-        """Note what came of `--verify`."""
-        self._head["verify"] = verify
+def model_document(model: str, path: Path, shape: str | None) -> dict[str, str]:
+    """Write name and hash of the model, or of the random weights of a shape."""
+    if shape is None:
+        name = model if model == "demo" else Path(model).resolve().name
+        return {"name": name, "hash": model_hash(path)}
+    from minivllm_engine.model_config.shapes import shape_config
 
-    @property
-    def head(self) -> dict[str, Any]:
-        """All but the rows."""
-        return self._head
-
-    def finished(self, gpu_state: dict[str, Any], *, complete: bool) -> dict[str, Any]:
-        """Write the document as it is now."""
-        return {
-            **self._head,
-            "complete": complete,
-            "gpu_state": gpu_state,
-            "rows": self.rows,
-            "equal": self.pairs,
-            "warnings": self.warnings,
-        }
+    content = json.dumps([shape_config(shape), "random"], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return {"name": f"{shape} random", "hash": f"sha256:{digest}"}
 
 
 def device_title(device: dict[str, Any]) -> str:

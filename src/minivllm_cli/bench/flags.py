@@ -183,7 +183,3 @@ class BenchFlags(OptionGroup):
             raise CliError("--overwrite goes with --save", hint="--save FILE")
         if self.shape is not None and model is not None:
             raise CliError("MODEL and --shape exclude each other", hint="one of them")
-        if self.suite is not None and self.workload is not None:
-            raise CliError(
-                "--suite and --workload exclude each other", why="a suite has its own workloads"
-            )

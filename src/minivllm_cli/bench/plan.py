@@ -52,10 +52,8 @@ class BenchPlan:
         return self.engines[-1].prepared
 
     @property
-    def num_samples(self) -> int:
-        """Samples of all variants, warm-ups included."""
-        variants = sum(len(variants) for engine in self.engines for _, variants in engine.cases)
-        return variants * (self.times.reps + self.times.warmup)
+    def num_rows(self) -> int:
+        return sum(len(variants) for engine in self.engines for _, variants in engine.cases)
 
 
 def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchPlan:

@@ -3,14 +3,16 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.bench.sampling import Sample
 from minivllm_cli.bench.stats import describe, outliers, spread
 from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
 from minivllm_engine.memory.roofline import decode_step_bytes
-from minivllm_engine.model_config.config import ModelConfig
+
+if TYPE_CHECKING:
+    from minivllm_engine.engine.prepare import PreparedModel
 
 _MS = 1000.0
 _MOST_HITS = 0.01
@@ -19,24 +21,21 @@ _LATENCIES = ("itl", "ttft", "queue", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """What decides how fast a decode step can be.
+    """What decides how fast a decode step of a model can be.
 
     Attributes:
         bandwidth: bytes a second that the device was measured to read.
-        tied: the output head is the embedding.
     """
 
-    model: ModelConfig
-    dtype: str
-    state_dtype: str
-    tied: bool
+    prepared: "PreparedModel"
     bandwidth: float
 
     def step_seconds(self, batch: int, context: float) -> float:
         """Tell the floor of a decode step's time."""
-        types = (self.dtype, self.state_dtype)
+        model, plan = self.prepared.model_config, self.prepared.plan
+        tied = self.prepared.index.seems_tied(model)
         num_bytes = decode_step_bytes(
-            self.model, *types, batch=batch, context=context, tied=self.tied
+            model, plan.dtype, plan.state_dtype, batch=batch, context=context, tied=tied
         )
         return num_bytes / self.bandwidth
 

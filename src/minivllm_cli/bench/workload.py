@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from minivllm_cli.config.bench_options import JSONL, BenchOptions, Length, as_length
+from minivllm_cli.config.bench_options import BenchOptions, Length, as_length
 from minivllm_cli.errors import CliError
 
 Kind = Literal["prefill", "decode", "mixed", "prefix", "jsonl", "stages"]
@@ -161,28 +161,21 @@ def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload
         CliError: a key is set that this kind does not use, or values that cannot be.
     """
     assert options.workload is not None
-    kind = "jsonl" if options.workload.startswith(JSONL) else options.workload
+    kind, _, file = options.workload.partition(":")
     for key in is_set:
         if key not in USES[kind]:
             raise CliError(
                 f"bench.{key} is nothing that the workload {kind} has",
                 hint=f"it has {', '.join(USES[kind])}",
             )
-
-    def value(key: str) -> Any:
-        if kind == "prefix" and key in _PREFIX_DEFAULTS and key not in is_set:
-            return _PREFIX_DEFAULTS[key]
-        return getattr(options, key)
-
+    if kind == "prefix":
+        ours = {key: value for key, value in _PREFIX_DEFAULTS.items() if key not in is_set}
+        options = options.model_copy(update=ours)
     if kind == "jsonl":
-        return [
-            Workload(
-                "jsonl", batch, num_prompts=options.num_prompts or 0, file=options.workload[6:]
-            )
-            for batch in value("batch")
-        ]
+        most = options.num_prompts or 0
+        return [Workload("jsonl", batch, num_prompts=most, file=file) for batch in options.batch]
     lists = [
-        value(key) if key in USES[kind] else (None,)
+        getattr(options, key) if key in USES[kind] else (None,)
         for key in ("depth", "prompt_len", "gen_len", "batch")
     ]
     return [_row(kind, options, *choice) for choice in product(*lists)]

@@ -30,7 +30,11 @@ class ResultWriter:
         self._results, self._console = results, console
         self._format, self._percents = output, percents
         self._is_table = output in (Format.TABLE, Format.JSON)
-        self._columns = _all_columns(percents) if output is Format.CSV else _md_columns(percents)
+        self._columns = (
+            _all_columns(percents)
+            if output is Format.CSV
+            else [_columns(percents)[name] for name in _MD]
+        )
         self._title: str | None = None
 
     def begin(self, head: dict[str, Any], reps: int, warmup: int) -> None:
@@ -115,54 +119,50 @@ def _all_columns(percents: Sequence[float]) -> _Columns:
     return [(Column(name), cell) for name, cell in columns.items()]
 
 
-def _md_columns(percents: Sequence[float]) -> _Columns:
+def _columns(percents: Sequence[float]) -> dict[str, tuple[Column, Callable[[_Row], Any]]]:
+    """What people look for; as wide as rows of an ordinary size are, so that rows align."""
     label = "/".join(_shown(percents))
-    return [
-        (Column("workload"), lambda row: workload_title(row["workload"])),
-        (Column("batch"), lambda row: row["workload"]["batch"]),
-        (Column("variant"), lambda row: row["variant"]),
-        (Column("tok/s (min–max)"), _rate),
-        (Column(f"ITL {label} ms"), lambda row: _latency(row["itl_ms"], percents)),
-        (Column(f"TTFT {label} ms"), lambda row: _latency(row["ttft_ms"], percents)),
-        (Column("limit"), _limit),
-        (Column("prefix hit"), lambda row: f"{row['prefix_hit']:.1%}"),
-    ]
-
-
-def _table_columns(kind: str, percents: Sequence[float]) -> _Columns:
-    """What people look for in rows of a kind; as wide as rows of an ordinary size are, so that they align."""
-    label = "/".join(_shown(percents))
-    rate = "prompt tok/s" if kind == "prefill" else "tok/s"
-    columns: _Columns = [
-        (Column("batch", right=True), lambda row: f"{row['workload']['batch']:,}"),
-        (
-            Column("variant", width=10 if kind in ("prefix", "mixed") else 8),
-            lambda row: row["variant"],
+    return {
+        "title": (Column("workload"), lambda row: workload_title(row["workload"])),
+        "batch": (Column("batch", right=True), lambda row: f"{row['workload']['batch']:,}"),
+        "variant": (Column("variant", width=8), lambda row: row["variant"]),
+        "cold": (Column("variant", width=10), lambda row: row["variant"]),
+        "in/out": (Column("in/out", right=True, width=9), _in_out),
+        "rate": (Column("tok/s (min–max)", right=True, width=20), _rate),
+        "prompts": (Column("prompt tok/s (min–max)", right=True), _rate),
+        "itl": (
+            Column(f"ITL {label} ms", right=True),
+            lambda row: _latency(row["itl_ms"], percents),
         ),
-        (Column("in/out", right=True, width=9), _in_out),
-        (Column(f"{rate} (min–max)", right=True, width=20), _rate),
-    ]
-    if kind in ("decode", "stages"):
-        itl = Column(f"ITL {label} ms", right=True)
-        columns += [
-            (itl, lambda row: _latency(row["itl_ms"], percents)),
-            (Column("limit", right=True, width=6), _limit),
-        ]
-    else:
-        ttft = Column(f"TTFT {label}", right=True, width=11)
-        columns.append((ttft, lambda row: _latency(row["ttft_ms"], percents)))
-    if kind in ("prefix", "jsonl"):
-        hits = Column("hit KV/used", right=True)
-        columns.append((hits, lambda row: f"{row['kv_hit']:.1%}/{row['prefix_hit']:.1%}"))
-    else:
-        columns.append((Column("hit", right=True, width=4), lambda r: f"{r['prefix_hit']:.1%}"))
-    return columns
+        "ttft": (
+            Column(f"TTFT {label} ms", right=True),
+            lambda row: _latency(row["ttft_ms"], percents),
+        ),
+        "limit": (Column("limit", right=True, width=6), _limit),
+        "hit": (Column("hit", right=True, width=5), lambda row: f"{row['prefix_hit']:.1%}"),
+        "hits": (
+            Column("hit KV/used", right=True),
+            lambda row: f"{row['kv_hit']:.1%}/{row['prefix_hit']:.1%}",
+        ),
+    }
+
+
+_MD = ("title", "batch", "variant", "rate", "itl", "ttft", "limit", "hits")
+_TABLES = {
+    "prefill": ("batch", "variant", "in/out", "prompts", "ttft", "hit"),
+    "decode": ("batch", "variant", "in/out", "rate", "itl", "limit", "hit"),
+    "stages": ("batch", "variant", "in/out", "rate", "itl", "limit", "hit"),
+    "mixed": ("batch", "cold", "in/out", "rate", "ttft", "hit"),
+    "prefix": ("batch", "cold", "in/out", "rate", "ttft", "hits"),
+    "jsonl": ("batch", "variant", "in/out", "rate", "ttft", "hits"),
+}
 
 
 def rows_text(rows: Sequence[_Row], percents: Sequence[float], *, heading: bool) -> str:
     """Lay out rows of one workload as lines of a table; with a heading, below their title."""
     workload = rows[0]["workload"]
-    found = _table_columns(workload["kind"], percents)
+    known = _columns(percents)
+    found = [known[name] for name in _TABLES[workload["kind"]]]
     columns = [replace(column, width=max(column.width, len(column.name))) for column, _ in found]
     cells = [[cell(row) for _, cell in found] for row in rows]
     text = table_text(columns, cells, heading=heading)

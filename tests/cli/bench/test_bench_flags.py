@@ -54,7 +54,10 @@ def test_lengths_and_percentiles() -> None:
             ["--graph"],
             "error: --graph needs CUDA; this run uses cpu\ntry: drop --graph, or --device",
         ),
-        (["--suite", "quick", "--workload", "decode"], "error: --suite and --workload exclude"),
+        (
+            ["--suite", "quick", "--workload", "decode"],
+            "error: bench.suite and bench.workload exclude each other (--suite and --w",
+        ),
         (["--batch", "4"], "error: --batch: the suite standard has its own workloads"),
         (["--workload", "prefil"], "error: --workload prefil: bench.workload: should be one of"),
         (["--workload", "decode", "--prompt-len", "4"], "error: bench.prompt_len is nothing that"),

@@ -129,7 +129,7 @@ def test_one_repetition_has_no_spread(machine: FakeMachine, bench: Bench) -> Non
 
 
 def measured(workload: Workload, variant: Variant, token: int = 2, cached: int = 0) -> Measured:
-    one = Sample(1.0, 8, 2, 2, 8.0, (), (), (), (), (), ((1, token),), 8, cached, cached)
+    one = Sample(1.0, 2, 2, 8, ((1, token),), 8, cached, cached)
     return Measured(workload, variant, (one, one), (1, 2), (8, 2))
 
 
