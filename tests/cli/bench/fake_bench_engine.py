@@ -1,9 +1,9 @@
-"""A fake engine for `bench`: it says that it runs on CUDA and has graphs, and takes time as it is told.
+"""A fake engine for `bench`: it says that it runs on CUDA and has graphs, and takes time as it is told: that
+of a clock of its own.
 
 Its tokens are a function of the tokens before them, so that every way of getting to them gives the same.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import pytest
 
 from cli.prefix_memory import PrefixMemory
 from minivllm_cli import engine as engine_factory
+from minivllm_cli.bench import sampling
 from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import (
@@ -61,6 +62,17 @@ class Behaviour:
 
 
 @dataclass
+class Clock:
+    """The time that `bench` reads; each look takes a microsecond."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@dataclass
 class _Running:
     request_id: str
     prompt: tuple[int, ...]
@@ -79,7 +91,7 @@ class FakeBenchEngine:
         log: what was asked of it: ("graphs", on), ("clear",), ("add", prompt, graphs on).
     """
 
-    def __init__(self, prepared: PreparedModel, behaviour: Behaviour) -> None:
+    def __init__(self, prepared: PreparedModel, behaviour: Behaviour, clock: Clock) -> None:
         self.config = prepared.config
         self.model_config = prepared.model_config
         self.tokenizer = prepared.tokenizer
@@ -91,7 +103,7 @@ class FakeBenchEngine:
         self.graph_sizes = sizes
         self.log: list[tuple[Any, ...]] = []
         self.closed = False
-        self._behaviour = behaviour
+        self._behaviour, self._clock = behaviour, clock
         self._graphs = bool(sizes)
         self._running: list[_Running] = []
         self._memory = PrefixMemory()
@@ -186,7 +198,7 @@ class FakeBenchEngine:
         behaviour = self._behaviour
         seconds = behaviour.graph_s if self._graphs else behaviour.eager_s
         reads = any(one.computed < len(one.prompt) for one in self._running)
-        time.sleep(seconds + first * behaviour.first_use_s + reads * behaviour.prompt_s)
+        self._clock.now += seconds + first * behaviour.first_use_s + reads * behaviour.prompt_s
 
     def _length(self, one: _Running) -> int:
         return (one.params.max_tokens or 1) - self._behaviour.one_short
@@ -229,6 +241,8 @@ class FakeMachine:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Replace the door to the engine."""
+        clock = Clock()
+        patch.setattr(sampling, "time", clock)
         real = {name: getattr(engine_factory, name) for name in ("prepare_model", "prepare_shape")}
 
         def prepare(settings: Settings, command: str) -> PreparedModel:
@@ -238,7 +252,7 @@ class FakeMachine:
             return self._placed(real["prepare_shape"](shape, self._on_cpu(settings)), settings)
 
         def open_engine(prepared: PreparedModel, progress: Any = None) -> FakeBenchEngine:
-            self.engines.append(FakeBenchEngine(prepared, self.behaviour))
+            self.engines.append(FakeBenchEngine(prepared, self.behaviour, clock))
             return self.engines[-1]
 
         patch.setattr(engine_factory, "prepare_model", prepare)

@@ -197,7 +197,7 @@ def test_a_length_beyond_the_positions_is_looked_into_once_and_not_for_every_row
         ("cuda", ["--workload", "decode", "--graph"]),
     ],
 )
-def test_strict_equal_is_refused_where_there_is_one_arm_only(
+def test_strict_equal_is_refused_where_there_is_one_variant_only(
     machine: FakeMachine, bench: Bench, device: str, args: list[object]
 ) -> None:
     machine.behaviour = Behaviour(device=device)

@@ -266,7 +266,7 @@ def test_runs_with_rows_of_every_kind_are_read_back(
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"prompt_token_ids": [1, 2], "max_tokens": 2}\n')
     for name, args in (
-        ("long", ("--suite", "long")),
+        ("prefix", ("--suite", "prefix")),
         ("stages", ("--suite", "stages")),
         ("spans", ("--workload", "mixed", "--prompt-len", "3~1k,5~5", "--gen-len", "1~3")),
         ("lines", ("--workload", f"jsonl:{lines}", "--batch", 1, "--num-prompts", 1)),

@@ -65,12 +65,14 @@ def test_decode_times_steps_alone_with_all_requests_running(
         for sample in row["samples"]:
             assert sample["steps"] == 10
             assert (sample["in_tokens"], sample["out_tokens"]) == (900, 30)
-            assert sample["wall_s"] < 0.1  # reading a prompt would be in it
+            assert (
+                sample["wall_s"] < 0.1
+            )  # on the clock of the fake; reading a prompt would be in it
         assert row["itl_ms"]["n"] == 30 and row["itl_ms"]["p99"] < 100
     assert all(pair["equal"] == pair["of"] == 3 for pair in done.document["equal"])
 
 
-def test_arms_take_turns_on_the_same_prompts_from_an_empty_cache(
+def test_variants_take_turns_on_the_same_prompts_from_an_empty_cache(
     machine: FakeMachine, bench: Bench
 ) -> None:
     done = bench(
@@ -101,7 +103,7 @@ def test_prompts_are_the_same_in_every_process_and_different_in_every_repetition
 
 
 @pytest.mark.parametrize("kind", ["prefill", "mixed", "prefix"])
-def test_lengths_that_are_drawn_are_those_of_every_repetition_and_arm(
+def test_lengths_that_are_drawn_are_those_of_every_repetition_and_variant(
     machine: FakeMachine, bench: Bench, kind: str
 ) -> None:
     more = [] if kind == "prefill" else ["--gen-len", "2~50"]
@@ -203,7 +205,7 @@ def test_other_tokens_are_named_and_fail_where_that_was_asked(
 
 
 @pytest.mark.parametrize(("flags", "variants"), [([], 2), (["--graph"], 1), (["--eager"], 1)])
-def test_arms_that_were_asked_for(
+def test_variants_that_were_asked_for(
     machine: FakeMachine, bench: Bench, flags: list[str], variants: int
 ) -> None:
     done = bench("--suite", "quick", *flags, "--json", "-q")
@@ -326,5 +328,5 @@ def test_a_shape_needs_no_checkpoint(machine: FakeMachine, bench: Bench) -> None
     assert machine.engines[0].model_config.vocab_size == 248320
 
 
-def test_arms_have_the_names_of_the_contract() -> None:
+def test_variants_have_the_names_of_the_contract() -> None:
     assert (EAGER.name, GRAPH.name, EAGER.graph, GRAPH.graph) == ("eager", "graph", False, True)
