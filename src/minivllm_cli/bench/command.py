@@ -2,7 +2,7 @@
 
 import typer
 
-from minivllm_cli.bench.flags import BenchFlags
+from minivllm_cli.bench.flags import BenchFlags, check_keys
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.config.flags import EngineFlags, ModelArgument
 from minivllm_cli.console.streams import print_result
@@ -75,6 +75,7 @@ def register(app: typer.Typer) -> None:
         )
         if settings is None:
             return 0
+        check_keys(settings, flags)
         if flags.compare is not None:
             from minivllm_cli.bench.compare import run_compare
 

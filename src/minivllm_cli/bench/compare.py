@@ -57,9 +57,14 @@ def run_compare(run: Invocation, flags: BenchFlags, output: Format) -> int:
             run.console.warn(f"{path} was interrupted: it has some of its rows")
     _check_rows(flags.compare, runs)
     _check_comparable(run, base, new, force=flags.force)
-    changes = _changes(base, new, metric)
+    changes, left_out = _changes(base, new, metric)
     if not changes:
         raise CliError(f"no row of both runs has {metric}", hint=f"--metric {Metric.TOK_S}")
+    if left_out:
+        has = "has" if len(left_out) == 1 else "have"
+        titles = listed((row.title for row in left_out), most=3)
+        total = count_text(len(left_out) + len(changes), "common row")
+        run.console.warn(f"{len(left_out)} of {total} {has} no {metric} to compare: {titles}")
     document = _document(base, new, metric, changes, [str(path) for path in flags.compare])
     text = _comparison_text(document, markdown=output is Format.MD)
     if output is Format.JSON:
@@ -120,14 +125,17 @@ def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: 
     run.console.warn(what)
 
 
-def _changes(base: SavedRun, new: SavedRun, metric: Metric) -> list[Change]:
+def _changes(base: SavedRun, new: SavedRun, metric: Metric) -> tuple[list[Change], list[SavedRow]]:
+    """Rows of both runs: what changed, and those that have nothing to compare."""
     others = {row.key: row.values(metric) for row in new.rows}
-    found = []
+    changes, left_out = [], []
     for row in base.rows:
         before, after = row.values(metric), others.get(row.key)
         if before and after and min(before) >= _LEAST:
-            found.append(_change(row, before, after, metric))
-    return found
+            changes.append(_change(row, before, after, metric))
+        elif after is not None:
+            left_out.append(row)
+    return changes, left_out
 
 
 def _change(row: SavedRow, before: list[float], after: list[float], metric: Metric) -> Change:

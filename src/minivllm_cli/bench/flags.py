@@ -4,13 +4,16 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from minivllm_cli.config.flags import CacheDumpOption, OptionGroup
 from minivllm_cli.errors import CliError
 from minivllm_engine.model_config.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from minivllm_cli.config.settings import Settings
 
 
 class Format(StrEnum):
@@ -47,6 +50,7 @@ class Metric(StrEnum):
 
 Shape = StrEnum("Shape", {f"B{name}": name for name in SHAPES})  # type: ignore[misc]
 
+_UNREAD = {"chat", "sampling"}
 _ONLY_COMPARE = ("fail_if_slower", "metric", "force")
 _COMPARE = (*_ONLY_COMPARE, "compare", "format", "json_")
 _KEYS = (
@@ -183,3 +187,29 @@ class BenchFlags(OptionGroup):
             raise CliError("--overwrite goes with --save", hint="--save FILE")
         if self.shape is not None and model is not None:
             raise CliError("MODEL and --shape exclude each other", hint="one of them")
+
+
+def check_keys(settings: "Settings", flags: BenchFlags) -> None:
+    """Refuse keys that were typed, and that this run does not read. In files they are for other commands.
+
+    Raises:
+        CliError: which.
+    """
+    workload = settings.bench.workload
+    unread = {"chat"} if workload is not None and workload.startswith("jsonl:") else _UNREAD
+    for path, entry in settings.entries.items():
+        section, source = path.partition(".")[0], entry.source
+        if not source.startswith("--"):
+            continue
+        if flags.compare is not None and section != "output":
+            raise CliError(f"{source} measures, and --compare only reads two saved runs")
+        if flags.shape is not None and section == "model":
+            raise CliError(f"{source} and --shape exclude each other", hint="one of them")
+        if flags.compare is None and section in unread:
+            raise CliError(
+                f"{source}: bench does not read {path}",
+                why="prompts of its own are answered greedily, to the length that is set"
+                if section == "sampling"
+                else None,
+                hint=f"leave out {source}",
+            )

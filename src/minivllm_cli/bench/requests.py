@@ -19,7 +19,7 @@ from minivllm_engine.protocol.line_parser import LineParser
 from minivllm_engine.protocol.lines import BadLine
 
 if TYPE_CHECKING:
-    from minivllm_engine.text.tokenizer import Tokenizer
+    from minivllm_engine.engine.prepare import PreparedModel
 
 # Every choice made, so that no generation config adds a penalty: argmax, and no end but the length.
 _GREEDY = SamplingParams(
@@ -122,25 +122,23 @@ def _draw(rng: random.Random, length: Length) -> int:
 
 
 def read_lines(
-    path: str,
-    limit: int,
-    settings: Settings,
-    tokenizer: "Tokenizer",
-    max_model_len: int,
-    console: Console,
+    path: str, limit: int, settings: Settings, prepared: "PreparedModel", console: Console
 ) -> list[BenchRequest]:
     """Read the first `limit` lines of a file, 0 for all, as `generate` reads them.
 
     Raises:
         CliError: the file cannot be read, is empty, or has a line that cannot be run.
     """
+    from minivllm_engine.engine.input_processor import InputProcessor
+
     try:
         file = InputFile.open(path, console)
     except CliError as error:
         what = error.problems[0].what
         raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None
     parser = LineParser()
-    builder = PromptBuilder(tokenizer, max_model_len)
+    builder = PromptBuilder(prepared.tokenizer, prepared.plan.max_model_len)
+    engine = InputProcessor(prepared)
     requests, problems = [], []
     for index, (number, raw) in enumerate(islice(file.lines(), limit or None)):
         line = parser.parse(number, index, raw)
@@ -149,19 +147,16 @@ def read_lines(
             problems.append(Problem(f"{place}: {line.message} ({line.code})", hint=line.hint))
             continue
         params = settings.sampling(line.params, index=index)
+        own = line.params.model_copy(update={"seed": params.seed})
         try:
             prompt = builder.build(line, params)
+            request = BenchRequest(str(line.id), tuple(prompt.ids), own, None, chat=prompt.is_chat)
+            engine.read(request.for_engine(), own, request.name, index)
         except RequestError as error:
-            problems.append(Problem(f"{file.name}:{number}: {error.what}", hint=error.hint))
+            what = f"{file.name}:{number}: {error.what}"
+            problems.append(Problem(what, why=error.why, hint=error.hint))
             continue
-        if builder.is_too_long(prompt) or not prompt.ids:
-            what = f"{len(prompt.ids)} prompt tokens, between 1 and {max_model_len - 1} can be run"
-            problems.append(Problem(f"{file.name}:{number}: {what}"))
-            continue
-        own = line.params.model_copy(update={"seed": params.seed})
-        requests.append(
-            BenchRequest(str(line.id), tuple(prompt.ids), own, None, chat=prompt.is_chat)
-        )
+        requests.append(request)
     file.close()
     if problems:
         raise CliError(problems[:5])

@@ -2,6 +2,8 @@
 
 from contextlib import closing
 from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
@@ -48,11 +50,12 @@ def run_bench(run: Invocation, settings: Settings, flags: BenchFlags) -> int:
     Raises:
         CliError, EngineError: the run cannot be begun, or the engine failed in it.
     """
-    others = {"--cache-dump": flags.cache_dump}
-    check_side_file("--save", flags.save, "bench.json", others)
+    kind, _, file = (settings.bench.workload or "").partition(":")
+    lines = {"--workload": Path(file) if kind == "jsonl" else None}
+    check_side_file("--save", flags.save, "bench.json", lines | {"--cache-dump": flags.cache_dump})
     if flags.save is not None and flags.save.is_file() and not flags.overwrite:
         raise CliError(f"{flags.save} exists", hint="--overwrite, or --save with another name")
-    check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--save": flags.save})
+    check_side_file("--cache-dump", flags.cache_dump, "cache.json", lines | {"--save": flags.save})
     run.interrupts.activity = "looking at the model"
     plan = make_plan(settings, flags, run.console)
     for text in plan.skipped:
@@ -67,6 +70,7 @@ class _Session:
         prepared = plan.prepared
         self._lines = self._read_lines()
         check_lines(flags, prepared, self._lines)
+        self._check_verify()
         self._device = prepared.config.engine.device
         self._gpu = GpuWatch() if self._device == "cuda" else GpuWatch(None)
         shape = None if flags.shape is None else str(flags.shape)
@@ -128,7 +132,7 @@ class _Session:
                 times = self._plan.times
                 self._writer.begin(self._document, times.reps, times.warmup)
             for workload, variants in engine.cases:
-                self._warn_of_large_batch(llm, workload, variants)
+                self._warn_of_batch(llm, workload, variants)
                 self._run_case(llm, workload, variants)
 
     def _run_case(self, llm: "LLM", workload: Workload, variants: tuple[Variant, ...]) -> None:
@@ -159,9 +163,11 @@ class _Session:
             repetition = make_repetition(workload, 0, llm.model_config.vocab_size, lines)
             verify_workload(llm, verifier, workload, repetition, self._between)
 
-    def _warn_of_large_batch(
-        self, llm: "LLM", workload: Workload, variants: tuple[Variant, ...]
-    ) -> None:
+    def _warn_of_batch(self, llm: "LLM", workload: Workload, variants: tuple[Variant, ...]) -> None:
+        most = self._num_requests(workload)
+        if workload.batch > most:
+            run = "1 request runs" if most == 1 else f"{most} requests run"
+            self._console.warn(f"batch {workload.batch}: no more than {run} at once")
         largest = max(llm.graph_sizes, default=0)
         if any(variant.graph for variant in variants) and workload.batch > largest:
             self._console.warn(
@@ -172,13 +178,32 @@ class _Session:
     def _read_lines(self) -> dict[Workload, list[BenchRequest]]:
         prepared, settings = self._plan.prepared, self._plan.settings
         settings = settings.with_model_sampling(prepared.generation_config.sampling)
-        about = (settings, prepared.tokenizer, prepared.plan.max_model_len, self._console)
+
+        @cache  # one file has the lines of all rows, and a pipe can be read once
+        def read(file: str, most: int) -> list[BenchRequest]:
+            return read_lines(file, most, settings, prepared, self._console)
+
         return {
-            workload: read_lines(workload.file, workload.num_prompts, *about)
+            workload: read(workload.file, workload.num_prompts)
             for engine in self._plan.engines
             for workload, _ in engine.cases
             if workload.file is not None
         }
+
+    def _num_requests(self, workload: Workload) -> int:
+        return len(self._lines[workload]) if workload in self._lines else workload.num_prompts
+
+    def _check_verify(self) -> None:
+        every = self._flags.verify
+        if every is None:
+            return
+        cases = [workload for engine in self._plan.engines for workload, _ in engine.cases]
+        most = sum(self._num_requests(one) for one in cases if one.reuses_prefixes)
+        if every > most:
+            raise CliError(
+                f"--verify {every} has nothing to do: {count_text(most, 'request')} can reuse a prefix",
+                hint="--verify 1",
+            )
 
     def _on_sample(self, variant: str, what: str) -> None:
         self._progress.detail = f"{variant} {what}"
@@ -224,7 +249,17 @@ class _Session:
         self._saved = True
 
     def _verdict(self) -> ExitCode:
-        failed = self._verify.different > 0
+        verify, every = self._verify, self._flags.verify
+        failed = verify.different > 0
+        if every is not None and not verify.replayed:
+            failed = True
+            reused = count_text(verify.reused, "request")
+            hint = "--verify 1" if verify.reused else None
+            self._console.error(
+                Problem(
+                    f"--verify {every} replayed nothing", why=f"{reused} reused a prefix", hint=hint
+                )
+            )
         unequal = [pair for pair in self._document["equal"] if pair["equal"] != pair["of"]]
         if self._flags.strict_equal and unequal:
             failed = True
