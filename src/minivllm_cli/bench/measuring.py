@@ -9,7 +9,7 @@ from minivllm_cli.batch.prompts import BuiltPrompt
 from minivllm_cli.batch.verify import Verifier
 from minivllm_cli.bench.requests import BenchRequest, Repetition, make_repetition
 from minivllm_cli.bench.rows import Measured
-from minivllm_cli.bench.sampling import BetweenSteps, Sample, take_sample
+from minivllm_cli.bench.sampling import BetweenSteps, Sample, engine_step, take_sample
 from minivllm_cli.bench.variant import Variant
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.errors import EngineDied
@@ -103,13 +103,13 @@ def verify_workload(
     It is not timed, because logprobs cost.
 
     Raises:
-        EngineDied: the engine lost a request.
+        EngineDied: the engine failed, or lost a request.
     """
     llm.clear_cache()
     for primer in repetition.primers:
         llm.add_request(primer.for_engine(), primer.params)
     while llm.has_unfinished:
-        llm.step()
+        engine_step(llm)
         between()
     left = list(reversed(list(enumerate(repetition.requests))))
     running: dict[str, tuple[int, BenchRequest]] = {}
@@ -120,7 +120,7 @@ def verify_workload(
                 request.for_engine(), verifier.asking(request.params), request_id=f"bench-{place}"
             )
             running[request_id] = (place, request)
-        for output in llm.step():
+        for output in engine_step(llm):
             if verifier.take(output) or not output.finished:
                 continue
             place, request = running.pop(output.request_id)

@@ -116,6 +116,19 @@ def take_sample(
         runner.drop()
 
 
+def engine_step(llm: "LLM") -> list[RequestOutput]:
+    """Run a step of the engine.
+
+    Raises:
+        EngineDied: it failed.
+    """
+    try:
+        return llm.step()
+    except Exception as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise EngineDied(f"engine failed: {what}") from error
+
+
 class _Runner:
     """Feeds requests to an engine and watches them."""
 
@@ -137,12 +150,7 @@ class _Runner:
 
     def step(self) -> None:
         """One step of the engine; its news go to the tracks."""
-        try:
-            outputs = self.llm.step()
-        except Exception as error:
-            raise EngineDied(
-                f"engine failed: {' '.join(str(error).split()) or type(error).__name__}"
-            ) from error
+        outputs = engine_step(self.llm)
         now = time.perf_counter()
         for output in outputs:
             track = self._running.get(output.request_id)

@@ -14,7 +14,7 @@ from minivllm_cli.errors import CliError
 from minivllm_engine.core.escape import escape
 from minivllm_engine.protocol.strict_json import BadJson, parse_object
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 64 << 20
 
 
 def _printable(text: str) -> str:

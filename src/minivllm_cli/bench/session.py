@@ -37,6 +37,7 @@ from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.errors import CliError, ExitCode, OutputFailed, Problem
 from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_cli.files.output_target import check_side_file
+from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.strict_json import dump_line
 
@@ -102,7 +103,7 @@ class _Session:
                 where = f" and are in {self._flags.save}" if self._saved else ""
                 self._console.write_line(f"{done} of {rows} finished{where}")
                 return self._interrupts.exit_code
-            except CliError:
+            except (CliError, EngineError):
                 self._end(complete=False)
                 raise
             self._end(complete=True)

@@ -10,6 +10,8 @@ import pytest
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from cli.bench.test_bench_compare import DECODE, RATES, document
+from minivllm_cli import engine as engine_factory
+from minivllm_engine.core.errors import CapacityError
 
 FEW = ("--reps", 1, "--warmup", 0, "--json", "-q")
 PREFIX = ("--workload", "prefix", "--depth", 64, "--prompt-len", 2, "--gen-len", 2, "--eager")
@@ -200,3 +202,34 @@ def test_rows_that_cannot_be_compared_are_told(bench: Bench, tmp_path: Path) -> 
     assert done.code == 0 and len(done.document["rows"]) == 1
     assert "warning: 1 of 2 common rows has no itl_ms to compare: decode · depth 4" in done.err
     assert "warning" not in bench("--compare", path, path, model=None).err
+
+
+def test_an_engine_that_fails_in_a_replay_keeps_finished_rows(
+    machine: FakeMachine, bench: Bench
+) -> None:
+    args = (*PREFIX, "--batch", 2, "--verify", 1, *FEW)
+    steps: list[int] = []
+    machine.behaviour = Behaviour(device="cpu", on_step=steps.append)
+    assert bench(*args).code == 0
+    machine.behaviour = Behaviour(device="cpu", fails_at=len(steps))
+    done = bench(*args)
+    assert done.code == 1
+    assert "error: engine failed: the fan fell off" in done.err
+    assert len(done.document["rows"]) == 2 and done.document["complete"] is False
+
+
+def test_a_second_engine_that_cannot_be_opened_keeps_the_rows_of_the_first(
+    machine: FakeMachine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engine_factory.open_engine
+
+    def once(*args: Any) -> Any:
+        if machine.engines:
+            raise CapacityError("no memory is left", hint="--device cpu")
+        return real(*args)
+
+    monkeypatch.setattr(engine_factory, "open_engine", once)
+    done = bench("--suite", "stages", *FEW)
+    assert done.code == 4
+    assert [row["variant"] for row in done.document["rows"]] == ["naive", "kv cache"]
+    assert "error: no memory is left" in done.err
