@@ -195,8 +195,9 @@ def check_keys(settings: "Settings", flags: BenchFlags) -> None:
     Raises:
         CliError: which.
     """
-    workload = settings.bench.workload
-    unread = {"chat"} if workload is not None and workload.startswith("jsonl:") else _UNREAD
+    is_file = (settings.bench.workload or "").startswith("jsonl:")
+    is_suite = settings.source("bench.suite").startswith("--")
+    unread = {"chat"} if is_file and not is_suite else _UNREAD
     for path, entry in settings.entries.items():
         section, source = path.partition(".")[0], entry.source
         if not source.startswith("--"):

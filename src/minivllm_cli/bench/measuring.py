@@ -1,7 +1,6 @@
 """The procedure: warm-ups first, then the repetitions with the variants in turn, in one process."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minivllm_cli import engine as engine_factory
@@ -19,26 +18,23 @@ if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """How often each variant runs."""
-
-    reps: int
-    warmup: int
-
-
 class Measurer:
     """Measures workloads on one engine after the other.
 
     Args:
+        reps, warmup: how often each variant runs, timed and before that.
         between: called between the steps of an engine.
         on_sample: called before each sample with the variant's name and what it is: "warm-up 1/2", "3/5".
     """
 
     def __init__(
-        self, times: Times, between: BetweenSteps, on_sample: Callable[[str, str], None]
+        self,
+        reps: int,
+        warmup: int,
+        between: BetweenSteps,
+        on_sample: Callable[[str, str], None],
     ) -> None:
-        self._times = times
+        self._reps, self._warmup = reps, warmup
         self._between = between
         self._on_sample = on_sample
         self._order = 0
@@ -58,11 +54,11 @@ class Measurer:
         samples: dict[Variant, list[tuple[int, Sample]]] = {variant: [] for variant in variants}
         peaks: dict[Variant, int | None] = dict.fromkeys(variants)
         repetition = Repetition(())
-        for number in range(self._times.warmup + self._times.reps):
+        for number in range(self._warmup + self._reps):
             repetition = make_repetition(workload, number, llm.model_config.vocab_size, lines)
             for variant in variants:
-                rep = number - self._times.warmup + 1
-                what = f"warm-up {number + 1}" if rep < 1 else f"{rep}/{self._times.reps}"
+                rep = number - self._warmup + 1
+                what = f"warm-up {number + 1}" if rep < 1 else f"{rep}/{self._reps}"
                 self._on_sample(variant.name, what)
                 llm.use_graphs(variant.graph)
                 engine_factory.reset_peak_memory(llm.device)

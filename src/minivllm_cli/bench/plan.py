@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.bench.fitting import Misfit, misfit, sized
 from minivllm_cli.bench.flags import BenchFlags
-from minivllm_cli.bench.measuring import Times
 from minivllm_cli.bench.preflight import check_uses
 from minivllm_cli.bench.smaller_rows import TooLarge
 from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, variants_of
@@ -43,7 +42,8 @@ class BenchPlan:
 
     settings: Settings
     engines: tuple[EngineRun, ...]
-    times: Times
+    reps: int
+    warmup: int
     percents: tuple[float, ...]
     skipped: tuple[str, ...]
 
@@ -67,7 +67,6 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     reps = options.reps
     if is_suite and options.suite == "quick" and "bench.reps" not in settings.entries:
         reps = _QUICK_REPS
-    times = Times(reps, options.warmup)
     if flags.eager and not flags.graph and "graph.enabled" not in settings.entries:
         settings = settings.with_value("graph.enabled", False)
     prepared = _prepared_for(settings, flags, workloads, is_suite=is_suite)
@@ -86,7 +85,7 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
         engines = [EngineRun(prepared, tuple((w, variants_of(w, variants)) for w in kept))]
     cases = [case for engine in engines for case in engine.cases]
     check_uses(settings, flags, prepared, cases, is_suite=is_suite)
-    return BenchPlan(settings, tuple(engines), times, options.percentiles, skipped)
+    return BenchPlan(settings, tuple(engines), reps, options.warmup, options.percentiles, skipped)
 
 
 def _workloads(settings: Settings, console: Console) -> tuple[list[Workload], bool]:

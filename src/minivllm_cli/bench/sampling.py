@@ -257,7 +257,6 @@ def _check_running(llm: "LLM", workload: Workload, before: int, after: int) -> N
         raise EngineDied(
             f"{running} of {workload.batch} requests were running side by side",
             why=f"{after - before} were preempted: KV blocks or state slots ran out",
-            hint=f"--batch {max(running // 2, 1)}, or a smaller --depth",
         )
 
 

@@ -80,9 +80,8 @@ class _Session:
         results = claim_stdout()
         self._writer = ResultWriter(results, run.console, flags.output_format, plan.percents)
         self._reporter = make_reporter(plan.settings.output.progress, run.console)
-        samples = plan.num_rows * (plan.times.reps + plan.times.warmup)
-        self._progress = Progress("bench", 0, samples)
-        self._measurer = Measurer(plan.times, self._between, self._on_sample)
+        self._progress = Progress("bench", 0, plan.num_rows * (plan.reps + plan.warmup))
+        self._measurer = Measurer(plan.reps, plan.warmup, self._between, self._on_sample)
         self._watch = cache_watch(flags.cache_dump, "bench", plan.settings, prepared, run.console)
         self._first: dict[Workload, Measured] = {}
         self._verify = VerifyCounts()
@@ -130,8 +129,7 @@ class _Session:
             if not self._begun:
                 self._begun = True
                 self._reporter.close()
-                times = self._plan.times
-                self._writer.begin(self._document, times.reps, times.warmup)
+                self._writer.begin(self._document, self._plan.reps, self._plan.warmup)
             for workload, variants in engine.cases:
                 self._warn_of_batch(llm, workload, variants)
                 self._run_case(llm, workload, variants)

@@ -191,12 +191,12 @@ def _row(
 ) -> Workload:
     if kind == "prefix" and not depth:
         raise CliError(
-            "bench.depth 0: the workload prefix shares that many tokens", hint="--depth 512"
+            "bench.depth 0: the workload prefix shares that many tokens", hint="--depth 64"
         )
     if kind == "decode" and isinstance(gen, str):
         raise CliError(
-            f"bench.gen_len {gen}: the requests of decode run side by side",
-            hint="--workload mixed for lengths that differ",
+            f"bench.gen_len {gen}: the answers of decode have one length",
+            why="its requests run side by side all the time; those of mixed may differ",
         )
     return Workload(
         kind,
