@@ -6,6 +6,7 @@ Its tokens are a function of the tokens before them, so that every way of gettin
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from cli.prefix_memory import PrefixMemory
 from minivllm_cli import engine as engine_factory
-from minivllm_cli.bench import sampling
+from minivllm_cli.bench import document, sampling
 from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import (
@@ -27,6 +28,10 @@ from minivllm_engine.core.outputs import (
 )
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.engine.prepare import PreparedModel
+from minivllm_engine.text.tokenizer import Tokenizer
+
+# The same in every run of this process, and slow.
+_environment, _tokenizer = cache(document.environment), cache(Tokenizer.from_dir)
 
 
 @dataclass
@@ -243,6 +248,8 @@ class FakeMachine:
         """Replace the door to the engine."""
         clock = Clock()
         patch.setattr(sampling, "time", clock)
+        patch.setattr(document, "environment", _environment)
+        patch.setattr(Tokenizer, "from_dir", _tokenizer)
         real = {name: getattr(engine_factory, name) for name in ("prepare_model", "prepare_shape")}
 
         def prepare(settings: Settings, command: str) -> PreparedModel:
