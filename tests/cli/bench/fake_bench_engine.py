@@ -26,7 +26,7 @@ from minivllm_engine.core.outputs import (
     TokenLogprob,
     Usage,
 )
-from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.text.tokenizer import Tokenizer
 
@@ -82,6 +82,7 @@ class _Running:
     request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    resolved: ResolvedSampling
     use: CacheUse
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     computed: int = 0
@@ -147,7 +148,10 @@ class FakeBenchEngine:
             use = self._memory.find(ids)
             self._memory.keep(ids)
         assert request_id not in [one.request_id for one in self._running]
-        self._running.append(_Running(request_id, ids, params, use, computed=use.cached_tokens))
+        resolved = params.resolved(seed=0)
+        self._running.append(
+            _Running(request_id, ids, params, resolved, use, computed=use.cached_tokens)
+        )
         self.log.append(("add", ids, self._graphs, params.prefix_cache))
         return request_id
 
@@ -230,7 +234,7 @@ class FakeBenchEngine:
             outputs=[CompletionOutput(0, token_ids=one.made[:told], logprobs=logprobs)],
             usage=usage,
             timing=Timing(queue_s=0.001),
-            params=one.params.resolved(seed=0),
+            params=one.resolved,
             finished=told >= self._length(one),
             error=None,
         )
