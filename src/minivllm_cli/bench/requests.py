@@ -53,11 +53,11 @@ class BenchRequest:
     chat: bool = False
 
     def for_engine(self) -> dict[str, Any]:
-        """The form that `LLM.add_request` takes."""
+        """Write the form that `LLM.add_request` takes."""
         return {"prompt_token_ids": list(self.prompt_ids), "chat": self.chat}
 
     def with_params(self, **changes: Any) -> "BenchRequest":
-        """The same, sampled in another way."""
+        """Copy it, sampled in another way."""
         return replace(self, params=self.params.model_copy(update=changes))
 
 
@@ -76,7 +76,7 @@ class Repetition:
 def make_repetition(
     workload: Workload, number: int, vocab_size: int, lines: Sequence[BenchRequest] = ()
 ) -> Repetition:
-    """The requests of repetition `number`; the same number gives the same ids, in any process.
+    """Make the requests of repetition `number`; the same number gives the same ids, in any process.
 
     Lengths that are drawn do not depend on it: times of repetitions can be compared.
 

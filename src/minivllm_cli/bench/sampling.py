@@ -83,7 +83,7 @@ class Sample:
     queue: tuple[float, ...] = ()
 
     def tok_s(self, workload: Workload) -> float:
-        """Throughput: of a prefill its prompt tokens, of everything else its output tokens."""
+        """Tell the throughput: of a prefill its prompt tokens, of everything else its output tokens."""
         tokens = self.in_tokens if workload.kind == "prefill" else self.out_tokens
         return tokens / self.wall
 
@@ -149,7 +149,7 @@ class _Runner:
         return track
 
     def step(self) -> None:
-        """One step of the engine; its news go to the tracks."""
+        """Run a step of the engine; its news go to the tracks."""
         outputs = engine_step(self.llm)
         now = time.perf_counter()
         for output in outputs:
@@ -242,7 +242,7 @@ def _decode(runner: _Runner, workload: Workload, repetition: Repetition) -> Samp
 
 
 def decode_spare(workload: Workload, step_tokens: int) -> int:
-    """Tokens beyond `gen` that a request of `decode` may need.
+    """Count the tokens beyond `gen` that a request of `decode` may need.
 
     The first prompts that are read go on decoding while the last ones are read, a token a step. A step
     has room for `step_tokens`, of which decodes leave a quarter to prompts.

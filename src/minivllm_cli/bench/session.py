@@ -91,7 +91,7 @@ class _Session:
         self._saved = False
 
     def run(self) -> int:
-        """Everything; the exit code."""
+        """Do everything; return the exit code."""
         with closing(self._reporter), self._watch.checked(), self._watch.answering_signals():
             try:
                 self._measure()

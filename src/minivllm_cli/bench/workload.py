@@ -59,12 +59,12 @@ class Workload:
 
     @property
     def times_decode(self) -> bool:
-        """Is it decode steps alone that are timed?"""
+        """Whether decode steps alone are timed."""
         return self.kind in ("decode", "stages")
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Can requests begin alike? Random ones of their own never do."""
+        """Whether requests can begin alike: random ones of their own never do."""
         return self.kind in ("prefix", "jsonl")
 
     @property
@@ -77,7 +77,7 @@ class Workload:
         return self.depth + self.prompt.high + self.gen.high
 
     def document(self) -> dict[str, Any]:
-        """What says which row this is, in JSON and in a comparison."""
+        """Write what says which row this is, in JSON and in a comparison."""
         values: dict[str, Any] = {
             "depth": self.depth,
             "prompt_len": _plain(self.prompt),
@@ -111,7 +111,7 @@ def _plain(length: Length) -> int | str:
 
 
 def suite_workloads(name: str) -> list[Workload]:
-    """The rows of a suite; `quick` makes 3 repetitions where nothing is set."""
+    """List the rows of a suite; `quick` makes 3 repetitions where nothing is set."""
     prefills = [_prefill(512), _prefill(2048)]
     decodes = [_decode(1, 128, 512), _decode(8, 128, 512)]
     match name:
@@ -152,7 +152,7 @@ def _prefixes() -> list[Workload]:
 
 
 def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload]:
-    """The rows of `--workload`: one for each combination of the lists.
+    """List the rows of `--workload`: one for each combination of the lists.
 
     Args:
         is_set: the keys of SHAPING that somebody set; others have defaults that depend on the kind.
