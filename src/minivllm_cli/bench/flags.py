@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING
 
-import typer
-
-from minivllm_cli.config.flags import CacheDumpOption, OptionGroup
+from minivllm_cli.config.flags import OptionGroup, cache_dump_flag, flag, switch
 from minivllm_cli.errors import CliError
 from minivllm_engine.model_config.shapes import SHAPES
 
@@ -24,16 +21,6 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     JSONL = "jsonl"
-
-
-class Suite(StrEnum):
-    """Rows that go together."""
-
-    QUICK = "quick"
-    STANDARD = "standard"
-    LONG = "long"
-    STAGES = "stages"
-    PREFIX = "prefix"
 
 
 class Metric(StrEnum):
@@ -53,103 +40,52 @@ Shape = StrEnum("Shape", {f"B{name}": name for name in SHAPES})  # type: ignore[
 _UNREAD = {"chat", "sampling"}
 _ONLY_COMPARE = ("fail_if_slower", "metric", "force")
 _COMPARE = (*_ONLY_COMPARE, "compare", "format", "json_")
-_KEYS = (
-    *("suite", "workload", "batch", "prompt_len", "gen_len", "depth", "num_prompts", "groups"),
-    *("reps", "warmup", "percentiles"),
-)
-
-
-def _option(panel: str, name: str, metavar: str | None, help: str) -> Any:
-    key = name.removeprefix("--").replace("-", "_")
-    if key in _KEYS:
-        help += f"  [bench.{key}]"
-    return typer.Option(name, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
-
-
-_what = partial(_option, "What is measured")
-_how = partial(_option, "How")
-_out = partial(_option, "Results")
-_comparing = partial(_option, "Comparing two saved runs")
+_WHAT, _HOW, _OUT, _COMPARING = "What is measured", "How", "Results", "Comparing two saved runs"
 
 
 @dataclass(frozen=True)
 class BenchFlags(OptionGroup):
     """What only `bench` takes."""
 
-    config_paths: ClassVar[dict[str, str]] = {key: f"bench.{key}" for key in _KEYS}
-
-    suite: Annotated[Suite | None, _what("--suite", None, "Rows that go together; standard")] = None
-    workload: Annotated[
-        str | None, _what("--workload", "KIND", "prefill, decode, mixed, prefix or jsonl:FILE")
-    ] = None
-    batch: Annotated[str | None, _what("--batch", "LIST", "Requests at once: 1,8,64")] = None
-    prompt_len: Annotated[
-        str | None, _what("--prompt-len", "LIST", "Tokens of a prompt; 100~1024 draws them")
-    ] = None
-    gen_len: Annotated[str | None, _what("--gen-len", "LIST", "Tokens of an answer")] = None
-    depth: Annotated[
-        str | None,
-        _what(
-            "--depth",
-            "LIST",
-            "decode: tokens in the cache before timing starts; prefix: tokens that are shared",
-        ),
-    ] = None
-    num_prompts: Annotated[
-        str | None,
-        _what("--num-prompts", "N", "Requests of a row, as many as --batch if nothing is said"),
-    ] = None
-    groups: Annotated[
-        str | None, _what("--groups", "N", "prefix: different prefixes that are shared")
-    ] = None
-    shape: Annotated[
-        Shape | None, _what("--shape", None, "Random weights of that shape instead of MODEL")
-    ] = None
-    graph: Annotated[bool, _how("--graph", None, "Decode with CUDA graphs; needs CUDA")] = False
-    eager: Annotated[
-        bool, _how("--eager", None, "Decode without; with CUDA both are the default")
-    ] = False
-    reps: Annotated[str | None, _how("--reps", "N", "Repetitions of each row")] = None
-    warmup: Annotated[str | None, _how("--warmup", "N", "Untimed ones before")] = None
-    percentiles: Annotated[str | None, _how("--percentiles", "LIST", "Of latencies")] = None
-    strict_equal: Annotated[
-        bool, _how("--strict-equal", None, "Exit 5 where variants give other tokens")
-    ] = False
-    verify: Annotated[
-        int | None,
-        _how(
-            "--verify",
-            "N",
-            "Answer every Nth request that reused a prefix again from nothing, and compare",
-        ),
-    ] = None
-    format: Annotated[Format | None, _out("--format", None, "How rows are written; table")] = None
-    json_: Annotated[bool, _out("--json", None, "As --format json; the table moves to stderr")] = (
-        False
+    suite: str | None = flag("Rows that go together; standard", key="bench.suite", panel=_WHAT)
+    workload: str | None = flag(
+        "prefill, decode, mixed, prefix or jsonl:FILE", key="bench.workload", metavar="KIND"
     )
-    save: Annotated[Path | None, _out("--save", "FILE", "Write the JSON document to FILE")] = None
-    overwrite: Annotated[
-        bool, _out("--overwrite", None, "Replace the FILE of --save if it is there")
-    ] = False
-    help_metrics: Annotated[
-        bool, _out("--help-metrics", None, "Say what each figure means and leave")
-    ] = False
-    cache_dump: CacheDumpOption = None
-    compare: Annotated[
-        tuple[Path, Path] | None, _comparing("--compare", "BASE NEW", "Files of --save")
-    ] = None
-    fail_if_slower: Annotated[
-        str | None,
-        _comparing(
-            "--fail-if-slower",
-            "SHARE",
-            "Exit 5 if a row is slower by more than, say, 3%, and it is not noise",
-        ),
-    ] = None
-    metric: Annotated[Metric | None, _comparing("--metric", None, "What is compared; tok_s")] = None
-    force: Annotated[bool, _comparing("--force", None, "Compare runs of other GPUs or models")] = (
-        False
+    batch: str | None = flag("Requests at once: 1,8,64", key="bench.batch")
+    prompt_len: str | None = flag("Tokens of a prompt; 100~1024 draws them", key="bench.prompt_len")
+    gen_len: str | None = flag("Tokens of an answer", key="bench.gen_len")
+    depth: str | None = flag(
+        "decode: tokens in the cache before timing starts; prefix: tokens that are shared",
+        key="bench.depth",
     )
+    num_prompts: str | None = flag(
+        "Requests of a row, as many as --batch if nothing is said", key="bench.num_prompts"
+    )
+    groups: str | None = flag("prefix: different prefixes that are shared", key="bench.groups")
+    shape: Shape | None = flag("Random weights of that shape instead of MODEL")
+    graph: bool = switch("Decode with CUDA graphs; needs CUDA", panel=_HOW)
+    eager: bool = switch("Decode without; with CUDA both are the default")
+    reps: str | None = flag("Repetitions of each row", key="bench.reps")
+    warmup: str | None = flag("Untimed ones before", key="bench.warmup")
+    percentiles: str | None = flag("Of latencies", key="bench.percentiles")
+    strict_equal: bool = switch("Exit 5 where variants give other tokens")
+    verify: int | None = flag(
+        "Answer every Nth request that reused a prefix again from nothing, and compare", metavar="N"
+    )
+    format: Format | None = flag("How rows are written; table", panel=_OUT)
+    json_: bool = switch("As --format json; the table moves to stderr")
+    save: Path | None = flag("Write the JSON document to FILE", metavar="FILE")
+    overwrite: bool = switch("Replace the FILE of --save if it is there")
+    help_metrics: bool = switch("Say what each figure means and leave")
+    compare: tuple[Path, Path] | None = flag(
+        "Files of --save", metavar="BASE NEW", panel=_COMPARING
+    )
+    fail_if_slower: str | None = flag(
+        "Exit 5 if a row is slower by more than, say, 3%, and it is not noise", metavar="SHARE"
+    )
+    metric: Metric | None = flag("What is compared; tok_s")
+    force: bool = switch("Compare runs of other GPUs or models")
+    cache_dump: Path | None = cache_dump_flag()
 
     @property
     def output_format(self) -> Format:
@@ -174,13 +110,13 @@ class BenchFlags(OptionGroup):
                 *((f.name, getattr(self, f.name)) for f in fields(self)),
             ):
                 if name not in _COMPARE and value not in (None, False):
-                    flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
-                    raise CliError(f"{flag} measures, and --compare only reads two saved runs")
+                    typed = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+                    raise CliError(f"{typed} measures, and --compare only reads two saved runs")
             return
         for name in _ONLY_COMPARE:
             if getattr(self, name) not in (None, False):
-                flag = f"--{name.replace('_', '-')}"
-                raise CliError(f"{flag} goes with --compare", hint="--compare BASE NEW")
+                typed = f"--{name.replace('_', '-')}"
+                raise CliError(f"{typed} goes with --compare", hint="--compare BASE NEW")
         if self.verify is not None and self.verify < 1:
             raise CliError(f"--verify {self.verify}: should be at least 1")
         if self.overwrite and self.save is None:

@@ -133,6 +133,7 @@ def read_lines(
 
     try:
         file = InputFile.open(path, console)
+        file.check_is_lines()
     except CliError as error:
         what = error.problems[0].what
         raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None
@@ -150,8 +151,8 @@ def read_lines(
         own = line.params.model_copy(update={"seed": params.seed})
         try:
             prompt = builder.build(line, params)
-            request = BenchRequest(str(line.id), tuple(prompt.ids), own, None, chat=prompt.is_chat)
-            engine.read(request.for_engine(), own, request.name, index)
+            request = BenchRequest(str(line.id), prompt.ids, own, None, chat=prompt.request.chat)
+            engine.admit(engine.read(request.for_engine(), own, index), request.name)
         except RequestError as error:
             what = f"{file.name}:{number}: {error.what}"
             problems.append(Problem(what, why=error.why, hint=error.hint))
