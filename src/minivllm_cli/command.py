@@ -13,7 +13,7 @@ from minivllm_cli.config.flags import CommonOptions, OptionGroup
 from minivllm_cli.console.logging import route_logging
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
-from minivllm_cli.crash import write_crash_file
+from minivllm_cli.diagnostics import write_crash_file
 from minivllm_cli.errors import (
     CliError,
     EngineDied,

@@ -8,7 +8,7 @@ import typer
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.config.flags import UnusedDevice
 from minivllm_cli.console.streams import print_result
-from minivllm_cli.versions import environment
+from minivllm_cli.diagnostics import environment
 
 
 def register(app: typer.Typer) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.errors import CliError
 from minivllm_engine.core.errors import CapacityError
@@ -39,7 +39,7 @@ def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
         )
     return SimpleNamespace(
         path=path,
-        tokenizer=engine_factory.load_tokenizer(path),
+        tokenizer=engine.load_tokenizer(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),
@@ -85,7 +85,7 @@ FACTORY = {
 
 def _install() -> None:
     for name, function in FACTORY.items():
-        setattr(engine_factory, name, function)
+        setattr(engine, name, function)
     if "FAKE_PUBLISH_SECONDS" in os.environ:
         from minivllm_cli.batch import sinks
 

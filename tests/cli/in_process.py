@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from cli.fake_minivllm import FACTORY
 from cli.program import FAKE, REAL, Finished, Program
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.app import run
 
 
@@ -32,7 +32,7 @@ class InProcess(Program):
                 stream = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
                 stack.enter_context(patch.object(sys, name, stream))
             if self.command == FAKE:
-                stack.enter_context(patch.multiple(engine_factory, **FACTORY))
+                stack.enter_context(patch.multiple(engine, **FACTORY))
             code = run(list(map(str, args)))
             return Finished(code, out.getvalue(), err.getvalue())
 

@@ -62,7 +62,7 @@ def test_version_is_the_packages(real: Program) -> None:
 
 
 def test_each_flag_that_sets_a_key_shows_its_path(real: Program) -> None:
-    text = " ".join(real.run("generate", "--help", COLUMNS="200").out.split())
+    text = " ".join(real.run_here("generate", "--help", COLUMNS="200").out.split())
     for flag, path in (
         ("--max-num-seqs", "[engine.max_num_seqs]"),
         ("--temperature", "[sampling.temperature]"),
@@ -71,7 +71,7 @@ def test_each_flag_that_sets_a_key_shows_its_path(real: Program) -> None:
 
 
 def test_what_every_command_takes_is_shown_once(real: Program) -> None:
-    whole, own = real.run("--help").out, real.run("generate", "--help").out
+    whole, own = real.run_here("--help").out, real.run_here("generate", "--help").out
     for text in ("--progress <auto|bar|plain|json|off>", "-v, --verbose", "Print the version"):
         assert text in whole
         assert text not in own
@@ -80,7 +80,7 @@ def test_what_every_command_takes_is_shown_once(real: Program) -> None:
 
 @pytest.mark.parametrize(("columns", "width"), [("80", 78), ("100", 98), ("200", 98)])
 def test_help_is_as_wide_as_the_terminal_up_to_100(real: Program, columns: str, width: int) -> None:
-    lines = real.run("generate", "--help", COLUMNS=columns).out.splitlines()
+    lines = real.run_here("generate", "--help", COLUMNS=columns).out.splitlines()
     assert width - 12 < max(map(len, lines)) <= width
 
 
@@ -95,14 +95,17 @@ def test_help_has_no_escapes_even_where_colour_is_forced(real: Program) -> None:
     [
         (["generate", "--inptu", "x"], "no such option: --inptu (Possible options: --input)"),
         (["generate", "--graph"], "no such option: --graph\n"),
-        (["genrate"], "no such command 'genrate'. Did you mean 'generate'?"),
-        (["generate", "--limit", "x"], "invalid value for '--limit': "),
+        (["genrate"], "no such command 'genrate'\ntry: minivllm generate --help\n"),
+        (["gen"], "no such command 'gen'\ntry: minivllm generate --help\n"),
+        (["xyzzy"], "no such command 'xyzzy'\ntry: minivllm --help\n"),
+        (["generate", "--on-error", "x"], "--on-error: 'x' is not one of 'skip', 'stop'"),
+        (["generate", "--limit", "x"], "--limit: not a whole number\n"),
     ],
 )
 def test_usage_errors_name_what_was_probably_meant(
     real: Program, args: list[str], message: str
 ) -> None:
-    done = real.run(*args)
+    done = real.run_here(*args)
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith(f"error: {message}")
@@ -113,7 +116,7 @@ def test_usage_errors_name_what_was_probably_meant(
 def test_an_option_without_its_value_points_to_the_help_of_its_command(
     real: Program, command: str
 ) -> None:
-    done = real.run(command, "--config")
+    done = real.run_here(command, "--config")
     assert done.code == 2
     assert done.err_lines == [
         "error: option '--config' requires an argument",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.flags import GenerateFlags, OnError
 from minivllm_cli.batch.jobs import JobSource, Scan
 from minivllm_cli.batch.prompts import PromptBuilder
@@ -58,7 +58,7 @@ def run_dry(
     """
     run.interrupts.activity = "looking at the input"
     limit, memory, does_not_fit = _memory(settings, model_path)
-    tokenizer = engine_factory.load_tokenizer(model_path)
+    tokenizer = engine.load_tokenizer(model_path)
     builder = PromptBuilder(
         tokenizer,
         limit,
@@ -98,10 +98,10 @@ def _memory(
     settings: Settings, model_path: Path
 ) -> tuple[int, dict[str, Any], CapacityError | None]:
     try:
-        plan = engine_factory.plan_memory(settings, model_path)
+        plan = engine.plan_memory(settings, model_path)
     except CapacityError as error:
         verdict = {"fits": False, "verdict": f"does not fit: {error.what}"}
-        return engine_factory.longest_allowed(settings, model_path), verdict, error
+        return engine.longest_allowed(settings, model_path), verdict, error
     verdict = {
         "fits": True,
         "verdict": f"fits: {count_text(plan.max_num_seqs, 'state slot')}, "

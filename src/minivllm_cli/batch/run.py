@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.dry_run import run_dry
 from minivllm_cli.batch.flags import GenerateFlags, InputFormat, OnError, Resume
 from minivllm_cli.batch.jobs import JobSource, Scan, Selection
@@ -135,11 +135,11 @@ def check_batch(
     run.interrupts.activity = "looking at the model"
     prepared = None
     if flags.dry_run:  # which shows what would be refused
-        model_path = engine_factory.find_model(settings.model)
-        settings = engine_factory.add_model_sampling(settings, model_path)
-        tokenizer = engine_factory.load_tokenizer(model_path)
+        model_path = engine.find_model(settings.model)
+        settings = engine.add_model_sampling(settings, model_path)
+        tokenizer = engine.load_tokenizer(model_path)
     else:
-        prepared = engine_factory.prepare_model(settings, run.command)
+        prepared = engine.prepare_model(settings, run.command)
         model_path, tokenizer = prepared.path, prepared.tokenizer
         settings = settings.with_model_sampling(prepared.generation_config.sampling)
     check_thinking(overrides.think, tokenizer, settings.model)
@@ -352,7 +352,7 @@ def loaded(
     with closing(reporter), watch.answering_signals():
         reporter.update(Progress("loading", detail=settings.model))
         with run.interrupts.deferred(), loading_progress(reporter, run.interrupts) as show:
-            llm = engine_factory.open_engine(prepared, show)
+            llm = engine.open_engine(prepared, show)
         with llm, watch.over(llm):
             run.interrupts.check()
             yield llm

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.show import render_config_json
+from minivllm_cli.diagnostics import environment
 from minivllm_cli.files.fingerprint import model_hash
-from minivllm_cli.versions import environment
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.nvidia_smi import GpuState, gpu_state
 
@@ -56,7 +56,7 @@ def device_document(prepared: "PreparedModel", read_bytes_s: float) -> dict[str,
         "kind": device,
         "name": plan.device.name,
         "read_bytes_s": read_bytes_s,
-        "threads": engine_factory.num_threads() if device == "cpu" else None,
+        "threads": engine.num_threads() if device == "cpu" else None,
         "dtype": plan.dtype,
         "state_dtype": plan.state_dtype,
         "max_num_seqs": plan.max_num_seqs,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.verify import Verifier
 from minivllm_cli.bench.requests import BenchRequest, Repetition, make_repetition
 from minivllm_cli.bench.rows import Measured
@@ -61,13 +61,13 @@ class Measurer:
                 what = f"warm-up {number + 1}" if rep < 1 else f"{rep}/{self._reps}"
                 self._on_sample(variant.name, what)
                 llm.use_graphs(variant.graph)
-                engine_factory.reset_peak_memory(llm.device)
+                engine.reset_peak_memory(llm.device)
                 sample = take_sample(llm, workload, repetition, variant, self._between)
                 if rep < 1:
                     continue
                 self._order += 1
                 samples[variant].append((self._order, sample))
-                peak = engine_factory.peak_memory(llm.device)
+                peak = engine.peak_memory(llm.device)
                 if peak is not None:
                     peaks[variant] = max(peak, peaks[variant] or 0)
         requested = _requested(workload, repetition)

@@ -23,7 +23,7 @@ from minivllm_cli.config.config_file import Entry
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.progress import Progress, make_reporter
 from minivllm_cli.console.streams import Console, claim_stdout, wants_colour
-from minivllm_cli.crash import state_dir
+from minivllm_cli.diagnostics import state_dir
 from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.files.fingerprint import fingerprint_parts
 from minivllm_cli.files.input_file import read_text

@@ -16,7 +16,7 @@ from minivllm_cli.chat.statistics import shortfall
 from minivllm_cli.chat.transcript import Branches, Transcript
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.console.streams import Console
-from minivllm_cli.crash import write_crash_file
+from minivllm_cli.diagnostics import write_crash_file
 from minivllm_cli.errors import CliError, ExitCode, OutputClosed, OutputFailed, Problem, problems_of
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import RequestOutput

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.flags import GenerateFlags
 from minivllm_cli.batch.prompts import Overrides, PromptBuilder, check_thinking
 from minivllm_cli.batch.remedies import Remedies
@@ -37,7 +37,7 @@ def stream_prompt(
     run.interrupts.activity = "looking at the model"
     check_side_file("--summary", flags.summary, "summary.json", {})
     check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--summary": flags.summary})
-    prepared = engine_factory.prepare_model(settings, run.command)
+    prepared = engine.prepare_model(settings, run.command)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     tally = Tally()

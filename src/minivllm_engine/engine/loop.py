@@ -147,6 +147,7 @@ class EngineLoop:
         for sequence in batch.sequences:
             if sequence.start < len(sequence.request.prompt_ids):
                 self.request_states[sequence.request.request_id].mark_started()
+        logger.debug("step of %d sequences", len(batch.sequences))
         runner = self.open_runner()
         try:
             self.signals.release()

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minivllm_cli import engine as engine_factory
 from minivllm_cli.config.settings import Settings
+from minivllm_cli.engine import plan_memory
 from minivllm_engine.core.outputs import CacheUse, RequestOutput
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.stats import EngineStats
@@ -36,7 +36,7 @@ class ScriptedEngine(FakeLLM):
     def __init__(self, settings: Settings, model_path: Path, log: str | None) -> None:
         super().__init__(settings, model_path, Pace(tokens=1, prefill=1 << 30), log)
         self.model_config = ModelConfig.from_dir(model_path)
-        self._plan = engine_factory.plan_memory(settings, model_path)
+        self._plan = plan_memory(settings, model_path)
         config = settings.engine_config
         on_cpu = {"device": "cpu", "dtype": "fp32", "state_dtype": "fp32"}
         engine = config.engine.model_copy(update=on_cpu)

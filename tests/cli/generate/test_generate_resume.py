@@ -247,7 +247,7 @@ def _rebuild_journal(
 
 
 def _keys(model: Path, source: Path) -> list[str]:
-    from minivllm_cli import engine as engine_factory
+    from minivllm_cli import engine
     from minivllm_cli.batch.flags import GenerateFlags
     from minivllm_cli.batch.jobs import JobSource, Selection
     from minivllm_cli.batch.prompts import Overrides
@@ -255,7 +255,7 @@ def _keys(model: Path, source: Path) -> list[str]:
     from minivllm_cli.console.streams import Console
     from minivllm_cli.files.input_file import InputFile
 
-    settings = engine_factory.add_model_sampling(resolve_settings(environ={}), model)
+    settings = engine.add_model_sampling(resolve_settings(environ={}), model)
     file = InputFile.open(str(source), Console())
     jobs = JobSource(file, GenerateFlags(), settings, Overrides(None, {}, {}), Selection())
     keys = [job.key for job in jobs.jobs()]
