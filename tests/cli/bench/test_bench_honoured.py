@@ -1,7 +1,9 @@
 """What `bench` takes is honoured: by doing it, or by saying before anything is loaded that it will not."""
 
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from cli.bench.test_bench_compare import DECODE, RATES, document
 from minivllm_cli import engine as engine_factory
 from minivllm_engine.core.errors import CapacityError
 
+SAVED = Path(__file__).parents[3] / "benchmarks" / "h200" / "stages.json"
 FEW = ("--reps", 1, "--warmup", 0, "--json", "-q")
 PREFIX = ("--workload", "prefix", "--depth", 64, "--prompt-len", 2, "--gen-len", 2, "--eager")
 
@@ -233,3 +236,13 @@ def test_a_second_engine_that_cannot_be_opened_keeps_the_rows_of_the_first(
     assert done.code == 4
     assert [row["variant"] for row in done.document["rows"]] == ["naive", "kv cache"]
     assert "error: no memory is left" in done.err
+
+
+@pytest.mark.parametrize("args", [["--help-metrics"], ["--compare", SAVED, SAVED]])
+def test_what_a_stream_cannot_show_is_replaced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, args: list[object]
+) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
+    assert bench(*args, model=None).code == 0
+    assert b"?" in out.getvalue()
