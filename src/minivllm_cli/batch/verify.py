@@ -93,7 +93,7 @@ class Verifier:
             return
         cold = self.asking(params).model_copy(update={"prefix_cache": False})
         request_id = self._llm.add_request(
-            prompt.for_engine(), cold, request_id=f"replay-{job.position}", counted=False
+            prompt.for_engine(), cold, request_id=f"replay-{output.request_id}", counted=False
         )
         self._replays[request_id] = _Replay(job, output)
 

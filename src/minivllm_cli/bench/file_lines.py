@@ -46,7 +46,10 @@ def read_lines(
             continue
         params = settings.sampling(line.params, index=index)
         try:
-            prompt = builder.build(line, params)
+            (prompt,) = (builder.build(part, params) for part in line.parts)
+        except ValueError:
+            problems.append(Problem(f"{file.name}:{number}: several prompts in one line"))
+            continue
         except RequestError as error:
             problems.append(Problem(f"{file.name}:{number}: {error.what}", hint=error.hint))
             continue

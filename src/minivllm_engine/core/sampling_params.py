@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -18,8 +17,38 @@ from pydantic import (
 
 from minivllm_engine.core.config import Integer, Number, SamplingOptions, Strings, message
 from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.suggest import suggest
 
 MAX_LOGPROBS = 100
+_MOST_STOPS = 1024
+
+# Names of sampling parameters in other tools, and what to use here. None is not supported.
+OTHER_NAMES: Mapping[str, str | None] = {
+    **dict.fromkeys(
+        ("max_new_tokens", "max_output_tokens", "max_length", "n_predict", "num_predict"),
+        "max_tokens",
+    ),
+    **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stop_words"), "stop"),
+    "eos_token_id": "stop_token_ids",
+    "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "do_sample": "temperature",
+    "random_seed": "seed",
+    **dict.fromkeys(("suppress_tokens", "sequence_bias", "allowed_token_ids"), "logit_bias"),
+    **dict.fromkeys(
+        (
+            *("bad_words", "bad_words_ids", "begin_suppress_tokens", "no_repeat_ngram_size"),
+            *("num_beams", "best_of", "use_beam_search", "length_penalty", "early_stopping"),
+            *("typical_p", "top_a", "top_h", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"),
+            *("epsilon_cutoff", "eta_cutoff", "penalty_alpha", "repeat_last_n", "guidance_scale"),
+            *("xtc_probability", "dry_multiplier", "logits_processors", "truncate_prompt_tokens"),
+            *("skip_special_tokens", "include_stop_str_in_output"),
+            *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
+        ),
+        None,
+    ),
+}
 
 
 def _id_tuple(value: object) -> object:
@@ -107,9 +136,8 @@ class SamplingParams(BaseModel):
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"][:1])
             if first["type"] == "extra_forbidden":
-                near = get_close_matches(path, cls.model_fields, n=1)
-                what = f"{path}: no such sampling parameter"
-                raise RequestError(what, hint=near[0] if near else None) from None
+                near = OTHER_NAMES.get(path) or suggest(path, cls.model_fields)
+                raise RequestError(f"{path}: no such sampling parameter", hint=near) from None
             raise RequestError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None
 
     def resolved(self, *layers: SamplingOptions, seed: int) -> "ResolvedSampling":

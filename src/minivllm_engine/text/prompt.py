@@ -64,8 +64,8 @@ def is_messages(prompt: object) -> bool:
     """Is this a conversation: a list of objects with roles?"""
     return (
         isinstance(prompt, list | tuple)
-        and bool(prompt)
-        and all(isinstance(one, Mapping) and "role" in one for one in prompt)
+        and all(isinstance(one, Mapping) and not one.keys() & set(_BODIES) for one in prompt)
+        and any("role" in one for one in prompt)
     )
 
 

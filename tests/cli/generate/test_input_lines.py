@@ -118,7 +118,7 @@ class TestBadLines:
             ({}, 1, "no prompt, messages or prompt_token_ids"),
             ({"prompt": "x", "messages": _HI}, 17, "prompt and messages exclude each other"),
             ({"prompt": 3}, 2, "prompt should be a string"),
-            ({"messages": "Hi"}, 2, "messages should be an array"),
+            ({"messages": "Hi"}, 2, "messages: not a list of objects"),
             ({"messages": ["Hi"]}, 2, "messages[0] should be an object"),
             ({"messages": [{"content": "Hi"}]}, 2, "messages[0] has no role"),
             ({"messages": [{"role": "user"}]}, 2, "messages[0] has no content"),
