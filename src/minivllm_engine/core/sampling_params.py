@@ -52,7 +52,15 @@ OTHER_NAMES: Mapping[str, str | None] = {
 
 
 def _id_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list | set | frozenset) else value
+    found = tuple(value) if isinstance(value, list | set | frozenset) else value
+    return _few(found) if isinstance(found, tuple) else found
+
+
+def _few(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Each token of the answer is looked up among them.
+    if len(values) > _MOST_STOPS:
+        raise ValueError(f"{len(values):,} are too many, at most {_MOST_STOPS:,} can be")
+    return values
 
 
 def _seed(value: int) -> int:
@@ -111,7 +119,7 @@ class SamplingParams(BaseModel):
     min_tokens: Annotated[Integer, Field(ge=0)] | None = None
     seed: Annotated[Integer, AfterValidator(_seed)] | None = None
     n: Annotated[Integer, Field(ge=1, le=1024)] = 1
-    stop: Strings | None = None
+    stop: Annotated[Strings, AfterValidator(_few)] | None = None
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_id_tuple)] = ()
     ignore_eos: bool | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -3,7 +3,6 @@
 Every failure names the file, the key and the value.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,8 @@ from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# Far beyond any model, and small enough for a product that a machine word holds.
+LARGEST = 2**30
 _REPAIR = "Correct it there, or use the config.json that was saved with these weights."
 
 
@@ -52,16 +53,28 @@ class ConfigReader:
             hint=hint or _REPAIR,
         )
 
-    def integer(self, key: str, value: object, *, at_least: int = 1) -> int:
+    def integer(self, key: str, value: object, *, at_least: int = 1, at_most: int = LARGEST) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise self.wrong(key, value, f"a whole number, {at_least} or more")
+        if value > at_most:
+            raise self.wrong(key, value, f"at most {at_most:,}")
         return value
 
-    def number(self, key: str, value: object) -> float:
+    def number(
+        self,
+        key: str,
+        value: object,
+        *,
+        above: float = 0,
+        at_least: float = 0,
+        at_most: float = 1e30,
+    ) -> float:
+        least = f"at least {at_least:g}" if at_least else f"above {above:g}"
+        expected = f"a number {least}, at most {at_most:g}"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, value, "a number above 0")
-        if not 0 < value < math.inf:
-            raise self.wrong(key, value, "a number above 0")
+            raise self.wrong(key, value, expected)
+        if not (value > above and at_least <= value <= at_most):
+            raise self.wrong(key, value, expected)
         return float(value)
 
     def boolean(self, key: str, value: object) -> bool:
