@@ -57,7 +57,7 @@ class Program:
             **keep,
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent / "src"))),
             "TERM": "dumb",
             "COLUMNS": "80",
             # Small matrices: threads that wait for each other cost more than they do.

@@ -6,6 +6,7 @@ loop passes, calls, filters, and what these are given and give back; sizes in ch
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
@@ -90,7 +91,9 @@ def compile_template(source: str) -> CompiledTemplate:
     Raises:
         Exception: it is no valid Jinja, too deep or too long.
     """
-    return CompiledTemplate(source)
+    with warnings.catch_warnings():  # of Python about odd code, such as 5[1:]
+        warnings.simplefilter("ignore")
+        return CompiledTemplate(source)
 
 
 def _weight(value: Any, most: int | None) -> int:
