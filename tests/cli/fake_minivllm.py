@@ -20,6 +20,7 @@ from minivllm_cli.errors import CliError
 from minivllm_cli.main import main
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.model_config.generation_config import load_generation_config
+from minivllm_engine.text.tokenizer import Tokenizer
 
 
 def _find_model(model: str) -> Path:
@@ -39,7 +40,7 @@ def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
         )
     return SimpleNamespace(
         path=path,
-        tokenizer=engine_factory.load_tokenizer(path),
+        tokenizer=Tokenizer.from_dir(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),
@@ -87,6 +88,7 @@ engine_factory.find_model = _find_model
 engine_factory.prepare_model = _prepare_model
 engine_factory.open_engine = _open_engine
 engine_factory.plan_memory = _plan_memory
+engine_factory.load_tokenizer = Tokenizer.from_dir  # whose config.json says nothing of the embedding
 
 if __name__ == "__main__":
     try:
