@@ -128,7 +128,7 @@ class SamplingParams(BaseModel):
 
     @classmethod
     def create(cls, **values: Any) -> "SamplingParams":
-        """As the constructor, for names that are known only when it runs.
+        """Make one as the constructor does, for names that are known only when it runs.
 
         Raises:
             RequestError: an unknown key, or a value of the wrong type or out of range.
@@ -149,7 +149,7 @@ class SamplingParams(BaseModel):
             raise RequestError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None
 
     def resolved(self, *layers: SamplingOptions, seed: int) -> "ResolvedSampling":
-        """Every None replaced: by the first of `layers` that has a value, else by the built-in default."""
+        """Replace every None: by the first of `layers` that has a value, else by the built-in default."""
         values: dict[str, Any] = {"seed": seed}
         for name in type(self).model_fields:
             found = (getattr(source, name, None) for source in (self, *layers))

@@ -38,7 +38,7 @@ class GenerationConfig:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a checkpoint's file.
+    """Return the JSON object in a checkpoint's file.
 
     Raises:
         CheckpointError: the file cannot be read, is not JSON, or holds something else than an object.
@@ -63,7 +63,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def id_tuple(value: object, path: Path) -> tuple[int, ...]:
-    """Token ids that a config writes as one number, as a list, or as null.
+    """Return token ids that a config writes as one number, as a list, or as null.
 
     Raises:
         CheckpointError: it is something else.

@@ -38,7 +38,7 @@ class ConfigReader:
         self.top = content
 
     def get(self, *keys: str) -> Any:
-        """The first of `keys` that is set (not null), on the text level before the top level."""
+        """Return the first of `keys` that is set (not null), on the text level before the top level."""
         levels = (self.text, self.top)
         return next(
             (level[key] for level in levels for key in keys if level.get(key) is not None), None
@@ -83,7 +83,7 @@ class ConfigReader:
         return bool(value)
 
     def dtype(self, *keys: str, allowed: tuple[str, ...]) -> str | None:
-        """The first of `keys` as "fp32", "bf16" or "fp16", or None where there is none."""
+        """Return the first of `keys` as "fp32", "bf16" or "fp16", or None where there is none."""
         value = self.get(*keys)
         if value is None:
             return None
@@ -121,7 +121,8 @@ _FOREIGN = re.compile(
 
 
 def refuse_other_families(reader: ConfigReader) -> None:
-    """
+    """Refuse models of other families that share most keys with this one.
+
     Raises:
         CheckpointError: the config is that of a model which this engine cannot run, however its keys look.
     """
@@ -151,13 +152,14 @@ def refuse_other_families(reader: ConfigReader) -> None:
 
 
 def unknown_model_type(content: Mapping[str, Any]) -> str | None:
-    """The model_type of a config, if it is neither one of this family nor a known other one."""
+    """Return the model_type of a config, if it is neither one of this family nor a known other one."""
     model_type = _model_type(content.get("text_config"), content)
     return None if model_type is None or _OWN.fullmatch(model_type) else model_type
 
 
 def refuse_foreign(reader: ConfigReader) -> None:
-    """
+    """Refuse other architectures.
+
     Raises:
         CheckpointError: the config says to be one of another well-known architecture.
     """

@@ -48,7 +48,7 @@ class RopeConfig:
 
 
 def read_rope(reader: ConfigReader, *, warn: bool) -> tuple[RopeConfig, int]:
-    """The resolved embedding and the longest sequence that it is made for, yarn's factor included.
+    """Return the resolved embedding and the longest sequence that it is made for, yarn's factor included.
 
     Args:
         warn: log a warning where rope_theta is missing.

@@ -78,7 +78,7 @@ def _similar_key(key: str) -> str | None:
 
 
 def read_prompt(document: dict[str, Any]) -> tuple[LineKind, str | list[Any]]:
-    """The kind and the content of what is to be answered.
+    """Return the kind and the content of what is to be answered.
 
     Raises:
         LineProblem: there is none, more than one, or it is not what its key says.
@@ -99,7 +99,7 @@ def read_prompt(document: dict[str, Any]) -> tuple[LineKind, str | list[Any]]:
 
 
 def read_prompts(value: Any) -> tuple[LineKind, str | list[Any]]:
-    """As `read_prompt`, for OpenAI's `prompt`: text, token ids, or an array of either.
+    """Read OpenAI's `prompt` as `read_prompt` does: text, token ids, or an array of either.
 
     Raises:
         LineProblem: it is something else.
@@ -127,7 +127,7 @@ def _check_text(value: Any) -> str:
 
 
 def check_messages(value: Any) -> list[Any]:
-    """Chat messages, as far as every template needs them.
+    """Check chat messages as far as every template needs them.
 
     Raises:
         LineProblem: they are not what `read_messages` takes.
@@ -141,7 +141,7 @@ def check_messages(value: Any) -> list[Any]:
 
 
 def plain_reason(text: str) -> str:
-    """A message about a wrong value without the words of the library that found it."""
+    """Return a message about a wrong value without the words of the library that found it."""
     text = text.replace("Value error, ", "")
     for theirs, ours in _PLAIN:
         text = text.replace(theirs, ours)
@@ -149,7 +149,7 @@ def plain_reason(text: str) -> str:
 
 
 def read_tools(document: dict[str, Any]) -> list[Any] | None:
-    """Tool descriptions for the chat template. A tool_choice "none" leaves them out.
+    """Read tool descriptions for the chat template. A tool_choice "none" leaves them out.
 
     Raises:
         LineProblem: they are no list of objects.
@@ -162,7 +162,7 @@ def read_tools(document: dict[str, Any]) -> list[Any] | None:
 
 
 def read_template_kwargs(document: dict[str, Any]) -> dict[str, Any]:
-    """Arguments to the chat template: `chat_template_kwargs`, and the switches that have a key of their own.
+    """Return arguments to the chat template: `chat_template_kwargs`, and switches with a key of their own.
 
     Raises:
         LineProblem: one of them has the wrong type, or is given twice.
@@ -191,7 +191,7 @@ def read_template_kwargs(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_sampling(document: dict[str, Any]) -> dict[str, Any]:
-    """A line's own sampling, flat or inside "sampling".
+    """Return a line's own sampling, flat or inside "sampling".
 
     Raises:
         LineProblem: a key that is unknown, or given in both places.

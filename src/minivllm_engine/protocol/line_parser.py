@@ -55,7 +55,7 @@ class LineParser:
         self._batch_model: str | None = None
 
     def parse(self, number: int, index: int, raw: bytes) -> Line:
-        """One line, which is not blank."""
+        """Parse one line, which is not blank."""
         fallback = f"line-{number:06d}"
         try:
             text = raw.decode("utf-8")
@@ -77,7 +77,7 @@ class LineParser:
         return self._document(number, index, fallback, document, text)
 
     def single(self, prompt: str, *, chat: bool) -> RequestLine:
-        """The request of `--prompt`: a user message, or the text as it is."""
+        """Return the request of `--prompt`: a user message, or the text as it is."""
         params = self._params({})
         if chat:
             messages = [{"role": "user", "content": prompt}]

@@ -25,7 +25,7 @@ _SERVER_CODES = ("engine_error", "non_finite_logits")
 
 
 def openai_error(line: Line, batch: BatchLine, error: dict[str, Any]) -> dict[str, Any]:
-    """A failure: the status says whose fault it was, the body what it is."""
+    """Return a failure: the status says whose fault it was, the body what it is."""
     status = 500 if error["code"] in _SERVER_CODES else 400
     return _shell(line, batch, status, {"error": error})
 
@@ -33,7 +33,7 @@ def openai_error(line: Line, batch: BatchLine, error: dict[str, Any]) -> dict[st
 def openai_answer(
     line: RequestLine, batch: BatchLine, output: RequestOutput, tokenizer: "Tokenizer", strip: bool
 ) -> dict[str, Any]:
-    """A chat or text completion. OpenAI has one word for our `length` and `context`."""
+    """Return a chat or text completion. OpenAI has one word for our `length` and `context`."""
     is_chat = batch.url == CHAT_URL
     usage = output.usage
     body: dict[str, Any] = {
@@ -56,7 +56,7 @@ def openai_answer(
 
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """One output of several prompts, as a line with an array of prompts is answered with."""
+    """Return one output of several prompts, as a line with an array of prompts is answered with."""
     choices = [choice for output in outputs for choice in output.outputs]
     total = Usage(prompt_tokens=0)
     for output in outputs:

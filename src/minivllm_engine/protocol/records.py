@@ -27,7 +27,7 @@ def ok_record(
     truncated: int = 0,
     strip_thinking: bool = False,
 ) -> dict[str, Any]:
-    """The record of an answered request. `params` is the sampling in force."""
+    """Return the record of an answered request. `params` is the sampling in force."""
     if line.batch is not None:
         return openai_answer(line, line.batch, output, tokenizer, strip_thinking)
     record: dict[str, Any] = {
@@ -58,7 +58,7 @@ def error_record(
     *,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The record of a request that failed. `usage` is what is known of its tokens."""
+    """Return the record of a request that failed. `usage` is what is known of its tokens."""
     error: dict[str, Any] = {"code": code, "message": message}
     if hint:
         error["hint"] = hint
@@ -78,7 +78,7 @@ def error_record(
 
 
 def bad_line_record(line: BadLine) -> dict[str, Any]:
-    """The record of a line that could not be run."""
+    """Return the record of a line that could not be run."""
     return error_record(line, line.code, line.message, line.hint)
 
 
@@ -89,26 +89,26 @@ def engine_error_record(
     *,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The record of a request that the engine refused or gave up."""
+    """Return the record of a request that the engine refused or gave up."""
     message = f"{error.what}: {error.why}" if error.why else error.what
     return error_record(line, error.code, message, hint, usage=usage)
 
 
 def record_failed(record: dict[str, Any]) -> bool:
-    """Is it the record of a failure, in either shape?"""
+    """Tell whether it is the record of a failure, in either shape."""
     if "response" in record:
         return bool(record["response"]["status_code"] >= 400)
     return bool(record["status"] == "error")
 
 
 def error_code(record: dict[str, Any]) -> str:
-    """The `error.code` of a failed record, in either shape."""
+    """Return the `error.code` of a failed record, in either shape."""
     error = record["response"]["body"]["error"] if "response" in record else record["error"]
     return str(error["code"])
 
 
 def record_texts(record: dict[str, Any]) -> list[str]:
-    """The answers in a record, one for each output; an empty one for a failure."""
+    """Return the answers in a record, one for each output; an empty one for a failure."""
     if record_failed(record):
         return [""]
     if "response" in record:
@@ -118,7 +118,7 @@ def record_texts(record: dict[str, Any]) -> list[str]:
 
 
 def finish_reasons(record: dict[str, Any]) -> list[str]:
-    """How the outputs of a record ended. OpenAI's shape has one word for `length` and `context`."""
+    """Return how the outputs of a record ended. OpenAI's shape has one word for `length` and `context`."""
     if record_failed(record):
         return []
     if "response" in record:

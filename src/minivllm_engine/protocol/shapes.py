@@ -13,7 +13,7 @@ _MINUS_INFINITY = -9999.0
 
 
 def position_record(position: PositionLogprobs, tokenizer: "Tokenizer") -> dict[str, Any]:
-    """One position: the token that stands there, and the most likely ones under `top`."""
+    """Return one position: the token that stands there, and the most likely ones under `top`."""
     top = [token_record(token, tokenizer) for token in position.top]
     return {**token_record(position.sampled, tokenizer), "top": top}
 
@@ -21,12 +21,12 @@ def position_record(position: PositionLogprobs, tokenizer: "Tokenizer") -> dict[
 def prompt_records(
     positions: Sequence[PositionLogprobs | None], tokenizer: "Tokenizer"
 ) -> list[dict[str, Any] | None]:
-    """An entry a prompt token; null for the first, before which there is nothing."""
+    """Return an entry a prompt token; null for the first, before which there is nothing."""
     return [None if one is None else position_record(one, tokenizer) for one in positions]
 
 
 def token_record(token: TokenLogprob, tokenizer: "Tokenizer") -> dict[str, Any]:
-    """One token with its logprob and rank."""
+    """Return one token with its logprob and rank."""
     return {
         "token_id": token.token_id,
         "token": tokenizer.token_text(token.token_id),
@@ -36,17 +36,17 @@ def token_record(token: TokenLogprob, tokenizer: "Tokenizer") -> dict[str, Any]:
 
 
 def rounded(token: TokenLogprob) -> float:
-    """A logprob as it is written."""
+    """Return a logprob as it is written."""
     return round(finite(token.logprob), 6)
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity; the figure is the one that other servers write."""
+    """Return a finite figure, that of other servers where JSON has no infinity."""
     return logprob if math.isfinite(logprob) else _MINUS_INFINITY
 
 
 def usage_record(usage: Usage, tokenizer: "Tokenizer") -> dict[str, Any]:
-    """`usage` of a record."""
+    """Return `usage` of a record."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         **cache_record(usage, tokenizer),
@@ -56,7 +56,7 @@ def usage_record(usage: Usage, tokenizer: "Tokenizer") -> dict[str, Any]:
 
 
 def cache_record(usage: Usage, tokenizer: "Tokenizer") -> dict[str, Any]:
-    """What was reused, and why it was not more; the tokens that differ only where some do."""
+    """Return what was reused, and why it was not more; the tokens that differ only where some do."""
     record: dict[str, Any] = {
         "cached_tokens": usage.cached_tokens,
         "kv_matched": usage.kv_matched,

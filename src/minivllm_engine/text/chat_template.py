@@ -57,7 +57,7 @@ def check_template(source: object, where: str) -> str:
 
 
 def read_templates(model_path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a checkpoint by name: "default", "tool_use", ...
+    """Return the chat templates of a checkpoint by name: "default", "tool_use", ...
 
     chat_template.jinja and additional_chat_templates/NAME.jinja count before tokenizer_config.json.
 

@@ -7,7 +7,7 @@ from minivllm_engine.text.tokenizer import Tokenizer
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
-    """Does the prompt end inside a `<think>` block that the chat template has opened?"""
+    """Tell whether the prompt ends inside a `<think>` block that the chat template has opened."""
     if tokenizer.think_ids is None:
         return False
     tail = list(prompt_ids[-8:])
@@ -33,12 +33,12 @@ class StopStrings:
         return bool(self._stops)
 
     def add_atom(self, start: int, end: int) -> None:
-        """The characters `start` to `end` of the text are one added token."""
+        """Note that the characters `start` to `end` of the text are one added token."""
         if self._stops:
             self.atoms.append((start, end))
 
     def find(self, text: str, old_length: int) -> tuple[int, str] | None:
-        """Where the first match that ends beyond `old_length` starts, and which stop string it is."""
+        """Return where the first match that ends beyond `old_length` starts, and which stop string it is."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, old_length - len(stop) + 1))
@@ -49,7 +49,7 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def num_held(self, text: str, released: int) -> int:
-        """Length of the longest end of `text` beyond `released` that may become a stop string."""
+        """Return length of the longest end of `text` beyond `released` that may become a stop string."""
         for length in range(min(self._longest - 1, len(text) - released), 0, -1):
             end = text[len(text) - length :]
             if any(stop.startswith(end) and len(stop) > length for stop in self._stops) and (
