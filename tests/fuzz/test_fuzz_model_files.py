@@ -164,6 +164,41 @@ def test_any_tokenizer_config_is_read_or_refused(content: Any) -> None:
     assert isinstance(found, list | RequestError)
 
 
+WHOLE = json.loads(byte_backend().to_str())
+tokenizer_parts = st.dictionaries(
+    st.sampled_from([*WHOLE, "model"]),
+    anything
+    | st.sampled_from(
+        [WHOLE["decoder"], WHOLE["pre_tokenizer"], {"type": "NFC"}, {"type": "Strip"}]
+    )
+    | st.dictionaries(st.sampled_from([*WHOLE["model"]]), anything, max_size=2).map(
+        WHOLE["model"].__or__
+    )
+    | st.lists(
+        st.dictionaries(st.sampled_from([*WHOLE["added_tokens"][0]]), anything, max_size=2).map(
+            WHOLE["added_tokens"][0].__or__
+        ),
+        max_size=2,
+    ),
+    max_size=2,
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(tokenizer_parts, st.text(max_size=20))
+def test_any_tokenizer_is_read_or_refused(parts: dict[str, Any], text: str) -> None:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(WHOLE | parts))
+        tokenizer = attempt(lambda: Tokenizer.from_dir(Path(folder)))
+    if isinstance(tokenizer, EngineError):
+        assert isinstance(tokenizer, CheckpointError) and tokenizer.what
+        return
+    ids = attempt(lambda: tokenizer.encode(text))
+    assert isinstance(ids, list | RequestError)
+    for token_id in ids if isinstance(ids, list) else ():
+        assert isinstance(tokenizer.token_bytes(token_id), bytes)
+
+
 # Pieces of which a hostile template is made: each is small, and they are put into each other.
 values = st.recursive(
     st.sampled_from(

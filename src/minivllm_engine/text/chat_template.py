@@ -131,16 +131,23 @@ def render_conversation(
 
     try:
         text = write(messages)
-        ignores_tools = tools is not None and write(messages, None) == text
     except Exception as error:  # a template may raise anything about what it is given
         raise _refusal(error, messages, write) from None
-    if ignores_tools:
+    if tools is not None and _same_without(write, messages, text):
         raise RequestError(
             "tools: the chat template does not show them to the model",
             why="the prompt is the same without them",
             hint="leave tools out, or describe them in a message",
         )
     return _cut_at_tag(text, messages[-1]) if continue_final_message else text
+
+
+def _same_without(write: Callable[[_Messages, None], str], messages: _Messages, text: str) -> bool:
+    """Tell whether the prompt is the same without tools; one that cannot do without is not."""
+    try:
+        return write(messages, None) == text
+    except Exception:
+        return False
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

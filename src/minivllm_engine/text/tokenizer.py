@@ -71,7 +71,9 @@ class Tokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # `tokenizers` raises plain Exception
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise CheckpointError(
                 f"{path} cannot be read", why=str(error), hint=_COPY_AGAIN
             ) from None
@@ -165,8 +167,8 @@ class Tokenizer:
         clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         try:
             ids: list[int] = self._backend.encode(clean, add_special_tokens=False).ids
-        except BaseException as error:  # a panic of the library in Rust is no Exception
-            if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+        except BaseException as error:
+            if not _is_of_library(error):
                 raise
             raise RequestError("the tokenizer fails on this text", why=str(error)[:200]) from None
         return ids
@@ -310,6 +312,11 @@ class Tokenizer:
         others = [b for b in range(256) if b not in set(printable)]
         table = {chr(b): b for b in printable}
         return table | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Tell an error of `tokenizers` from what is meant for the program. A panic in Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def _token_content(value: object) -> str:

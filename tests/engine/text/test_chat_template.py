@@ -156,6 +156,8 @@ class TestTools:
         with pytest.raises(RequestError, match="tools: the chat template does not show them"):
             read_prompt({"messages": [USER], "tools": [TOOL]}, tokenizer)
         assert "look" in with_template(TOOLS).render_chat([USER], tools=[TOOL])
+        only_tools = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
+        assert with_template(KNOWS_TEXT, only_tools).render_chat([USER], tools=[TOOL]) == "look"
 
     def test_tool_use_is_chosen_as_by_transformers(self, tmp_path: Path) -> None:
         write_byte_tokenizer(tmp_path)
