@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, cast
 
 from jinja2 import TemplateError, nodes
@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_SOURCE = 2**20
-_WORK, _SIZE = 1_000_000, 2**20
+_WORK, _SIZE = 500_000, 2**19
 _MOST_BITS = 4096
 _CALL = 10  # steps that a call costs
 _STRING_SHIFT = 6  # characters that cost as much as one step: 64
@@ -247,7 +247,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             optimized=False,  # which would compute constants while it compiles
             cache_size=0,
         )
-        found = {**self.filters, "tojson": _to_json}
+        # Jinja's own tojson escapes what HTML would read.
+        found = {**self.filters, "tojson": partial(json.dumps, ensure_ascii=False)}
         self.filters = {
             name: function if name in _FREE else _paid_filter(name, function)
             for name, function in found.items()
@@ -258,7 +259,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: datetime.now().strftime(form),
-            "dict": _Dict(),
+            "dict": lambda *args, **kwargs: dict(
+                *args, **kwargs
+            ),  # not the type, which has attributes
             "namespace": _Namespace,
         }
 
@@ -309,29 +312,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _raise_exception(message: object) -> None:
     raise TemplateError(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes what HTML would read.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-class _Dict:
-    """`dict`, without the attributes of the type."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
 
 
 class _Namespace(Namespace):
