@@ -570,7 +570,8 @@ def test_a_bare_list_of_messages_is_a_conversation(llm) -> None:
     said = [*messages, {"role": "assistant", "content": "A striped"}]
     (out,) = llm.chat(said, params, continue_final_message=True)
     assert llm.tokenizer.decode(out.prompt_token_ids).endswith("assistant\nA striped")
-    assert llm.chat([], params) == [] or llm.chat([], params)[0].error is not None
+    (out,) = llm.chat([], params)
+    assert out.error.code == "empty_prompt"
 
 
 @pytest.mark.parametrize(
