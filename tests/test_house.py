@@ -28,7 +28,6 @@ WITH_TORCH = ["tensors", "ops", "models", "runner", "conversion", "engine", "llm
 PROGRAM = [
     "errors",
     "console",
-    "help",
     "config",
     "versions",
     "crash",

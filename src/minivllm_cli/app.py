@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from minivllm_cli.command import Root
 from minivllm_cli.config.flags import print_version
 from minivllm_cli.console.json_events import wants_json_events
 from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
@@ -14,10 +15,11 @@ from minivllm_cli.errors import CliError, ExitCode, OutputClosed, Problem
 
 app = typer.Typer(
     name="minivllm",
+    cls=Root,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -29,8 +31,7 @@ def root(
             "--version",
             callback=print_version,
             is_eager=True,
-            show_default=False,
-            help="Print the version and leave",
+            hidden=True,  # of every command
         ),
     ] = False,
 ) -> None:

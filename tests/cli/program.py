@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import minivllm_cli
+
 TESTS = Path(__file__).resolve().parents[1]
+SRC = Path(minivllm_cli.__file__).resolve().parents[1]  # the one under test, whatever is installed
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_minivllm.py"))]
 REAL = [sys.executable, "-m", "minivllm_cli"]
 
@@ -57,7 +60,8 @@ class Program:
             **keep,
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
-            "PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent / "src"))),
+            "XDG_CONFIG_HOME": str(self.home / "config"),
+            "PYTHONPATH": f"{SRC}{os.pathsep}{TESTS}",
             "TERM": "dumb",
             "COLUMNS": "80",
             # Small matrices: threads that wait for each other cost more than they do.

@@ -78,7 +78,7 @@ def _pickle_only(program: Program) -> None:
             ["generate", "-p", "x", "--json", "--logprobs", "1000"],
             "error: --logprobs: logprobs: ",
         ),
-        (None, ["generate", "-p", "x", "--temperature", "-1"], "error: --temperature -1.0: "),
+        (None, ["generate", "-p", "x", "--temperature", "-1"], "error: --temperature -1: "),
         (None, ["generate", "-p", "x", "--temperature", "nan"], "error: --temperature nan: "),
         (None, ["generate", "-p", "x", "--dtype", "int4"], "error: --dtype int4: engine.dtype: "),
         (None, ["generate", "-p", "x", "--device", "cuda"], "error: no usable CUDA device"),

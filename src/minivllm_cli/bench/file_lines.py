@@ -32,6 +32,7 @@ def read_lines(
     """
     try:
         file = InputFile.open(path, console)
+        file.check_is_lines()
     except CliError as error:
         what = error.problems[0].what
         raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None
@@ -58,9 +59,7 @@ def read_lines(
             problems.append(Problem(f"{file.name}:{number}: {what}"))
             continue
         own = line.params.model_copy(update={"seed": params.seed})
-        requests.append(
-            BenchRequest(str(line.id), tuple(prompt.ids), own, None, chat=prompt.is_chat)
-        )
+        requests.append(BenchRequest(str(line.id), prompt.ids, own, None, chat=prompt.request.chat))
     file.close()
     if problems:
         raise CliError(problems[:5])

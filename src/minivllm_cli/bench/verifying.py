@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from minivllm_cli.batch.prompts import BuiltPrompt
 from minivllm_cli.batch.verify import Verifier
 from minivllm_cli.bench.requests import BenchRequest, Repetition
 from minivllm_cli.bench.sampling import BetweenSteps
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.errors import EngineDied
+from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.protocol.lines import Job, RequestLine
 
 if TYPE_CHECKING:
@@ -35,20 +35,18 @@ def verify_workload(
         llm.step()
         between()
     left = list(reversed(list(enumerate(repetition.requests))))
-    running: dict[str, tuple[int, BenchRequest]] = {}
+    running: dict[str, tuple[int, BenchRequest, ReadyRequest]] = {}
     while left or running or verifier.num_sequences:
         while left and len(running) < workload.batch:
             place, request = left.pop()
-            request_id = llm.add_request(
-                request.for_engine(), verifier.asking(request.params), request_id=f"bench-{place}"
-            )
-            running[request_id] = (place, request)
+            ready = llm.read_request(request.for_engine(), request.params)
+            request_id = llm.add_request(verifier.asking(ready), request_id=f"bench-{place}")
+            running[request_id] = (place, request, ready)
         for output in llm.step():
             if verifier.take(output) or not output.finished:
                 continue
-            place, request = running.pop(output.request_id)
-            prompt = BuiltPrompt(list(request.prompt_ids), request.chat)
-            verifier.consider(_job(place, request), prompt, request.params, output)
+            place, request, ready = running.pop(output.request_id)
+            verifier.consider(_job(place, request), ready, output)
         if (running or verifier.num_sequences) and not llm.has_unfinished:
             raise EngineDied("engine failed: it lost requests")
         between()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from minivllm_engine.core.errors import CheckpointError, RequestError
 from minivllm_engine.core.escape import escape
@@ -14,9 +14,6 @@ from minivllm_engine.text.template_sandbox import (
     render,
 )
 
-if TYPE_CHECKING:
-    from minivllm_engine.text.tokenizer import Tokenizer
-
 _Messages = list[dict[str, Any]]
 
 _USUAL_ROLES = ("system", "user", "assistant", "tool")
@@ -24,7 +21,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
-def switches_thinking(tokenizer: "Tokenizer") -> bool:
+class _HasTemplate(Protocol):
+    chat_template: str | None
+
+
+def switches_thinking(tokenizer: _HasTemplate) -> bool:
     """Tell whether the chat template looks at `enable_thinking`."""
     source = tokenizer.chat_template
     return source is not None and "enable_thinking" in compile_template(source).variables

@@ -166,11 +166,18 @@ class Tokenizer:
         """
         clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         try:
-            ids: list[int] = self._backend.encode(clean, add_special_tokens=False).ids
+            return self._encode(clean)
         except BaseException as error:
             if not _is_of_library(error):
                 raise
-            raise RequestError("the tokenizer fails on this text", why=str(error)[:200]) from None
+            raise RequestError(
+                "the tokenizer fails on this text",
+                why=f"{type(error).__name__}: {' '.join(str(error).split())}"[:200],
+                code="unreadable_prompt",
+            ) from None
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def least_tokens(self, text: str) -> int:

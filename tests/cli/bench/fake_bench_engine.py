@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cli.prefix_memory import PrefixMemory
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.load_report import LoadReport
@@ -24,8 +23,10 @@ from minivllm_engine.core.outputs import (
     TokenLogprob,
     Usage,
 )
-from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.prepare import PreparedModel
+from support.fake_llm import PrefixMemory
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Behaviour:
 class _Running:
     request_id: str
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: ResolvedSampling
     use: CacheUse
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     computed: int = 0
@@ -114,24 +115,29 @@ class FakeBenchEngine:
             self._memory = PrefixMemory()
         self.log.append(("clear",))
 
+    def read_request(self, prompt: Any, params: SamplingParams | None) -> ReadyRequest:
+        sampling = (params or SamplingParams()).resolved(seed=0)
+        return ReadyRequest(tuple(prompt["prompt_token_ids"]), sampling)
+
     def add_request(
         self,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         counted: bool = True,
     ) -> str:
         request_id = request_id or f"request-{len(self.log)}"
-        ids = tuple(prompt["prompt_token_ids"])
+        ready = prompt if isinstance(prompt, ReadyRequest) else self.read_request(prompt, params)
+        ids, sampling = ready.prompt_ids, ready.params
         assert len(ids) + 1 <= self.max_model_len
         use = CacheUse(miss_reason="disabled")
-        if params.prefix_cache:
+        if sampling.prefix_cache:
             use = self._memory.find(ids)
             self._memory.keep(ids)
         assert request_id not in [one.request_id for one in self._running]
-        self._running.append(_Running(request_id, ids, params, use, computed=use.cached_tokens))
-        self.log.append(("add", ids, self._graphs, params.prefix_cache))
+        self._running.append(_Running(request_id, ids, sampling, use, computed=use.cached_tokens))
+        self.log.append(("add", ids, self._graphs, sampling.prefix_cache))
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -189,7 +195,7 @@ class FakeBenchEngine:
         time.sleep(seconds + first * behaviour.first_use_s + reads * behaviour.prompt_s)
 
     def _length(self, one: _Running) -> int:
-        return (one.params.max_tokens or 1) - self._behaviour.one_short
+        return one.params.max_tokens - self._behaviour.one_short
 
     def _make_token(self, one: _Running) -> None:
         # What comes next depends on all tokens before it, whichever of them were the prompt.
@@ -213,7 +219,7 @@ class FakeBenchEngine:
             outputs=[CompletionOutput(0, token_ids=one.made[:told], logprobs=logprobs)],
             usage=usage,
             timing=Timing(queue_s=0.001),
-            params=one.params.resolved(seed=0),
+            params=one.params,
             finished=told >= self._length(one),
             error=None,
         )
