@@ -111,8 +111,10 @@ def _weight(value: Any, most: int | None) -> int:
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    spend = _allowance.get().spend
     for value in values:
-        yield _paid(value)
+        spend(1 + (len(value) >> _STRING_SHIFT) if isinstance(value, str) else 1)
+        yield value
 
 
 def _paid(value: Any) -> Any:
