@@ -96,9 +96,10 @@ def load_tokenizer(model_path: Path) -> "Tokenizer":
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
+    from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.text.tokenizer import Tokenizer
 
-    return Tokenizer.from_dir(model_path)
+    return Tokenizer.for_model(model_path, ModelConfig.from_dir(model_path).vocab_size)
 
 
 def plan_memory(

@@ -19,6 +19,7 @@ from minivllm_cli.config.settings import Settings
 from minivllm_cli.errors import CliError
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.model_config.generation_config import load_generation_config
+from minivllm_engine.text.tokenizer import Tokenizer
 from support.fake_llm import MAX_MODEL_LEN, FakeLLM, Pace
 
 
@@ -39,7 +40,7 @@ def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
         )
     return SimpleNamespace(
         path=path,
-        tokenizer=engine.load_tokenizer(path),
+        tokenizer=Tokenizer.from_dir(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),
@@ -80,6 +81,7 @@ FACTORY = {
     "prepare_model": _prepare_model,
     "open_engine": _open_engine,
     "plan_memory": _plan_memory,
+    "load_tokenizer": Tokenizer.from_dir,  # whose config.json says nothing of the embedding
 }
 
 

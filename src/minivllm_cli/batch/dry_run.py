@@ -76,7 +76,8 @@ def run_dry(
         if isinstance(job.line, BadLine):
             reports.bad(job.line)
         else:
-            _look_at(job, job.line, builder, tokenizer, look, reports)
+            for part in job.line.parts:
+                _look_at(job, part, builder, tokenizer, look, reports)
     reports.end()
     if look.scan.total == 0:
         raise CliError(f"{name} holds no prompts (empty_file)")
@@ -129,8 +130,12 @@ def _look_at(
     try:
         prompt = builder.build(line, job.params)
     except RequestError as error:
-        reports.refused(line, error, error.hint)
-        look.num_refused += 1
+        least = getattr(error, "num_tokens", None)  # of one that is too long whatever it has
+        if least is None:
+            reports.refused(line, error, error.hint)
+            look.num_refused += 1
+        else:
+            _add_too_long(line, least, look)
         return
     length = len(prompt.ids)
     look.num_tokens += length
@@ -138,14 +143,18 @@ def _look_at(
     look.num_truncated += prompt.truncated > 0
     look.histogram[max(length - 1, 0).bit_length()] += 1
     if builder.is_too_long(prompt):
-        look.num_too_long += 1
-        if len(look.too_long) < _MOST_SHOWN:
-            look.too_long.append({"id": line.id, "line": line.number, "prompt_tokens": length})
+        _add_too_long(line, length, look)
     else:
         look.num_sequences += job.params.n
     if look.first is None:
         text = tokenizer.decode(prompt.ids, skip_special_tokens=False)
         look.first = {"id": line.id, "text": text, "token_ids": prompt.ids}
+
+
+def _add_too_long(line: RequestLine, length: int, look: _Look) -> None:
+    look.num_too_long += 1
+    if len(look.too_long) < _MOST_SHOWN:
+        look.too_long.append({"id": line.id, "line": line.number, "prompt_tokens": length})
 
 
 def _document(look: _Look, limit: int, memory: dict[str, Any]) -> dict[str, Any]:

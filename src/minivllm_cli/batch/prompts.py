@@ -9,7 +9,7 @@ from minivllm_cli.batch.flags import GenerateFlags, Truncate
 from minivllm_cli.config.flags import ThinkFlags
 from minivllm_cli.config.yaml import parse_value
 from minivllm_cli.errors import CliError
-from minivllm_engine.core.errors import EngineError, RequestError
+from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.core.suggest import suggest
@@ -146,20 +146,11 @@ class PromptBuilder:
         """Make the token ids of a line.
 
         Raises:
-            RequestError: the chat template refuses the messages, or there is none; or a library fails over
-                the text in whatever way.
+            RequestError: the chat template refuses the messages, or there is none; the tokenizer fails on the
+                text; or it cannot fit.
         """
-        try:
-            ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
-        except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # a panic of a native library is no Exception
-            reason = " ".join(str(error).split())[:200]
-            raise RequestError(
-                "the prompt cannot be read",
-                why=f"{type(error).__name__}: {reason}",
-                code="unreadable_prompt",
-            ) from None
+        limit = self._max_model_len if self._truncate is None else None
+        ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer, limit)
         return self._cut(ids, is_chat, params)
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
@@ -168,10 +159,12 @@ class PromptBuilder:
 
     def _as_mapping(self, line: RequestLine) -> dict[str, Any]:
         if line.kind == "tokens":
+            _refuse_extras(line)
             return {"prompt_token_ids": line.prompt}
         messages: Any = line.prompt
         if line.kind != "messages":
             if line.kind not in self._templated:
+                _refuse_extras(line)
                 return {"prompt": line.prompt}
             messages = [{"role": "user", "content": line.prompt}]
         kwargs = {**self._kwargs, **line.template_kwargs}
@@ -187,3 +180,10 @@ class PromptBuilder:
         head = 0 if self._truncate is Truncate.LEFT else (keep + 1) // 2
         kept = (*ids[:head], *ids[head + cut :])
         return BuiltPrompt(ReadyRequest(kept, params, is_chat), cut)
+
+
+def _refuse_extras(line: RequestLine) -> None:
+    """Refuse what only a chat template could honour."""
+    extras = [*line.template_kwargs, *(["tools"] if line.tools else [])]
+    if extras:
+        raise RequestError(f"{extras[0]}: no chat template is applied to this prompt")

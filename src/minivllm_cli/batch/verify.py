@@ -11,7 +11,7 @@ from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.lines import Job
-from minivllm_engine.protocol.token_logprobs import finite
+from minivllm_engine.protocol.shapes import finite
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -197,7 +197,8 @@ class Verifier:
             return
         asked = self.asking(request)
         cold = replace(asked, params=replace(asked.params, prefix_cache=False))
-        request_id = self._llm.add_request(cold, request_id=f"replay-{job.position}", counted=False)
+        name = f"replay-{output.request_id}"
+        request_id = self._llm.add_request(cold, request_id=name, counted=False)
         self._replays[request_id] = _Replay(job, output)
 
     def take(self, output: RequestOutput) -> bool:

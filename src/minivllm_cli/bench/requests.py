@@ -149,8 +149,11 @@ def read_lines(
             continue
         params = settings.sampling(line.params, index=index)
         own = line.params.model_copy(update={"seed": params.seed})
+        if len(line.parts) > 1:
+            problems.append(Problem(f"{file.name}:{number}: several prompts in one line"))
+            continue
         try:
-            prompt = builder.build(line, params)
+            prompt = builder.build(line.parts[0], params)
             request = BenchRequest(str(line.id), prompt.ids, own, None, chat=prompt.request.chat)
             engine.admit(engine.read(request.for_engine(), own, index), request.name)
         except RequestError as error:
