@@ -13,6 +13,7 @@ from minivllm_cli.console.streams import Console, Results, claim_stdout, strip_c
 from minivllm_cli.errors import CliError, OutputFailed
 from minivllm_cli.files.journal import Journal
 from minivllm_cli.files.output_target import OutputTarget
+from minivllm_engine.core.atomic_file import sync_directory
 from minivllm_engine.protocol.records import record_texts
 from minivllm_engine.protocol.strict_json import dump_line, encode_text
 
@@ -137,7 +138,7 @@ class FileSink:
         try:
             self._write(beside)
             os.replace(beside, path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise OutputFailed(
@@ -211,11 +212,3 @@ def _renderer(flags: GenerateFlags, clean: Callable[[str], str]) -> Render:
         return dump_line
     separator = flags.separator_bytes
     return lambda record: b"".join(encode_text(clean(t)) + separator for t in record_texts(record))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from minivllm_cli.chat.transcript import Message, Transcript
 from minivllm_cli.config.yaml import dump_value
 from minivllm_cli.errors import CliError
-from minivllm_cli.files.atomic_file import write_atomic
+from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.protocol.strict_json import BadJson, dump_line, encode_text, parse_object
 
 SCHEMA_VERSION = 1

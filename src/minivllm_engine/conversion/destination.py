@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minivllm_engine.checkpoint.mismatch import MANIFEST
-from minivllm_engine.conversion.durable import sync_directory
-from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.conversion.plan import partial_path
+from minivllm_engine.conversion.report import destination_errors
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
+from minivllm_engine.core.atomic_file import sync_directory
 from minivllm_engine.core.errors import ConversionError
 from minivllm_engine.core.escape import listed
 from minivllm_engine.core.units import count_text

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from minivllm_engine.checkpoint.names import bare_name, refusal, skip_rule, without_wrappers
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.checkpoint.shard_index import ShardIndex
-from minivllm_engine.conversion.file_errors import reading_errors
+from minivllm_engine.conversion.report import reading_errors
 from minivllm_engine.conversion.source_files import (
     WeightFiles,
     check_readable,

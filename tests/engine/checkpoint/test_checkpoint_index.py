@@ -23,8 +23,6 @@ from support.tiny_checkpoint import (
     write_tiny_checkpoint,
 )
 
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
-
 CONFIG = ModelConfig.from_dict(tiny_config(), "config.json")
 TIED = ModelConfig.from_dict(tiny_config(tie_word_embeddings=True), "config.json")
 

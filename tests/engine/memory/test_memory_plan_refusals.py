@@ -4,8 +4,8 @@ import random
 from collections import Counter
 
 import pytest
-from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 
+from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
 from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess, host_memory

@@ -10,8 +10,6 @@ from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.model_config.generation_config import load_generation_config
 
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
-
 
 def write(path: Path, **content: object) -> Path:
     (path / "generation_config.json").write_text(json.dumps(content))

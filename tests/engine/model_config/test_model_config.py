@@ -12,8 +12,6 @@ from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.model_config.config import ModelConfig
 from support.tiny_checkpoint import nested, tiny_config
 
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
-
 # The text model of the official Qwen3.5-0.8B.
 OFFICIAL_TEXT = {
     "model_type": "qwen3_5_text",

@@ -12,8 +12,6 @@ from minivllm_engine.core.errors import CheckpointError, RequestError
 from minivllm_engine.text.tokenizer import Tokenizer
 from support.byte_tokenizer import byte_tokenizer, write_byte_tokenizer
 
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
-
 MIXED = "Hello, naïve café! 中文 मानक हिन्दी עברית 🙂👨‍👩‍👧 1234 \t\n x=1; <think> \u0301"
 
 
