@@ -81,7 +81,8 @@ class Difference:
     Attributes:
         kind: "hash" (a file is not the one the manifest names), "missing", "unexpected", "shape",
             "dtype", "value", "non_finite", "config", "side_file", "incomplete" (a tensor that is left
-            out by `allow_missing`), "refused" (by the loader).
+            out by `allow_missing`), "refused" (by the loader), "source" (a file of the source whose
+            records are not what their checksums say).
         name: of the tensor (as in the source, where it has one) or file.
         detail: figures.
     """
@@ -98,6 +99,7 @@ class Difference:
         "side_file",
         "incomplete",
         "refused",
+        "source",
     ]
     name: str
     detail: str

@@ -8,8 +8,12 @@ taken. Loads torch: imported only where such a file is opened.
 import pickle
 import re
 import shlex
+import struct
 import warnings
-from collections.abc import Iterator, Mapping
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +123,12 @@ CONTAINERS = (
 )
 AVERAGED = ("ema", "model_ema", "ema_state_dict")
 
+# Bytes of a pickle that describes 100,000 tensors; more cost time and memory and are no model.
+_LONGEST_PICKLE = 16 << 20
+_BLOCK = 1 << 20
+# Levels of dictionaries in which tensors are looked for.
+_DEEPEST = 4
+
 # What trainers keep beside the weights, and no model needs.
 _BESIDE = re.compile(
     r"optim|sched|lr_|scaler|rng|random|epoch|step|loss|args|config|value_state_dict"
@@ -173,8 +183,15 @@ def load_torch_file(
     if path is not None:
         return TorchWeights(_tensors(file, root, walk(root, path), path), path)
     entered = () if state_key is None else find_weights_key(file, root, state_key)
-    level = walk(root, entered)
+    level, seen = walk(root, entered), set[int]()
     while isinstance(level, Mapping):
+        if id(level) in seen:
+            raise CheckpointError(
+                f"{file} holds a dictionary that holds itself",
+                why=f"under {escape('.'.join(entered))}",
+                hint=_FLAT,
+            )
+        seen.add(id(level))
         named = level_of(file, level)
         container = _container(file, root, named, entered, ema=ema)
         if container is None:
@@ -223,6 +240,7 @@ def _load(file: Path) -> Any:
             why=f"it has {file.stat().st_size:,} bytes and does not start as one",
             hint="Copy the file again; one from before torch 1.6 is to be saved again.",
         )
+    _check_archive(file)
     try:
         with warnings.catch_warnings():
             # What torch says of its own classes while it rebuilds them; what is wrong is said here.
@@ -234,12 +252,57 @@ def _load(file: Path) -> Any:
             why=_object_named_in(str(error)),
             hint=_FLAT,
         ) from None
-    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        raise CheckpointError(
-            f"{file} is truncated or broken",
-            why=escape(str(error).split("\n")[0]),
-            hint="Copy the file again from where it came from.",
-        ) from None
+    except Exception as error:
+        # Whatever torch and its reader of pickles stumble over lies in the file.
+        raise _broken(file, str(error).split("\n")[0] or type(error).__name__) from None
+
+
+def _broken(file: Path, why: str) -> CheckpointError:
+    hint = "Copy the file again from where it came from."
+    return CheckpointError(f"{file} is truncated or broken", why=escape(why), hint=hint)
+
+
+def _check_archive(file: Path) -> None:
+    """Refuse an archive whose records do not lie there as they are: they are mapped, not read."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+        raise _broken(file, str(error)) from None
+    for record in records:
+        if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
+            raise CheckpointError(
+                f"{file} holds a compressed or encrypted record: {escape(record.filename)}",
+                why="torch.save writes none, and what lies there are not the numbers of a tensor",
+                hint="Save it again: torch.save(torch.load(FILE, weights_only=True, mmap=False), NEW).",
+            )
+        if record.filename.endswith("data.pkl") and record.file_size > _LONGEST_PICKLE:
+            raise CheckpointError(
+                f"{file} describes its tensors in {record.file_size:,} bytes",
+                why=f"more than {_LONGEST_PICKLE:,} stand for no model",
+                hint=_FLAT,
+            )
+
+
+def damaged_records(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
+    """Read `file` as an archive, not as it was mapped, and say which records do not lie there as they are.
+
+    Args:
+        advance: called with the bytes of each block of a record.
+    """
+    with zipfile.ZipFile(file) as archive, file.open("rb") as raw:
+        for record in archive.infolist():
+            raw.seek(record.header_offset)
+            name, extra = struct.unpack("<26x2H", raw.read(30))
+            raw.seek(record.header_offset + 30 + name + extra)
+            try:
+                with archive.open(record) as stream:
+                    while block := stream.read(_BLOCK):
+                        if raw.read(len(block)) != block:
+                            raise zipfile.BadZipFile("its bytes lie there in another form")
+                        advance(len(block))
+            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+                yield f"{record.filename}: {error}"
 
 
 def _object_named_in(text: str) -> str:
@@ -275,10 +338,22 @@ def _refuse_weights_beside(
         )
 
 
-def _holds_tensors(value: Any, depth: int = 4) -> bool:
-    if isinstance(value, Mapping) and depth:
-        return any(_holds_tensors(part, depth - 1) for part in value.values())
-    return isinstance(value, torch.Tensor)
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(part, torch.Tensor) for _, part in _parts(value))
+
+
+def _parts(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each object inside dictionaries, once, with the first path to it."""
+    seen: set[int] = set()
+    left: deque[tuple[tuple[str, ...], Any]] = deque([((), root)])
+    while left:
+        path, value = left.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield path, value
+        if isinstance(value, Mapping) and len(path) < _DEEPEST:
+            left.extend(((*path, key_text(key)), part) for key, part in value.items())
 
 
 def _container(
@@ -348,18 +423,11 @@ def _tensors(
 
 def _where_tensors_are(root: Any, entered: tuple[str, ...]) -> str:
     """The option that names the dictionary with the most tensors, if there is one and it can be named."""
-    held: list[tuple[int, tuple[str, ...]]] = []
-
-    def look(level: Any, path: tuple[str, ...]) -> None:
-        if not isinstance(level, Mapping) or len(path) > 4:
-            return
-        count = sum(isinstance(value, torch.Tensor) for value in level.values())
-        if count and path != entered and not any(map(_BESIDE.search, path)):
-            held.append((count, path))
-        for key, value in level.items():
-            look(value, (*path, key_text(key)))
-
-    look(root, ())
+    held = []
+    for path, level in _parts(root):
+        if isinstance(level, Mapping) and path != entered and not any(map(_BESIDE.search, path)):
+            count = sum(isinstance(value, torch.Tensor) for value in level.values())
+            held += [(count, path)] if count else []
     options = [key_option(root, path) for _, path in sorted(held, reverse=True)]
     option = next((option for option in options if option), None)
     return f"Say where the weights are: {option}" if option else _FLAT

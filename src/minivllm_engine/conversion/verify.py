@@ -263,13 +263,30 @@ def check(
         plan = settle_head(plan, dst, reader, progress)
         if not plan.ok:
             raise not_covered(plan)
-        differences = [*_compare_files(plan, dst, manifest, progress)]
+        differences = [
+            *_compare_files(plan, dst, manifest, progress),
+            *_check_source(source, progress),
+        ]
         verifier = Verifier(plan, dst, reader)
         counter = Counter(progress, "check", len(plan.shards), verifier.num_bytes(verifier.names))
         differences += verifier.header_differences
         differences += verifier.compare(verifier.names, counter)
         differences += _not_loadable(plan, dst, found_wrong=bool(differences))
     return CheckReport(len(plan.shards), len(plan.targets), plan.bytes_out, tuple(differences))
+
+
+def _check_source(source: Source, progress: Callback | None) -> Iterator[Difference]:
+    """Read files of torch.save by another way than the writer did, which mapped them."""
+    if source.format != "torch":
+        return
+    from minivllm_engine.conversion.torch_file import damaged_records
+
+    total = sum(file.stat().st_size for file in source.files)
+    counter = Counter(progress, "hash", len(source.files), total)
+    for number, file in enumerate(source.files, 1):
+        counter.enter_shard(number)
+        for detail in damaged_records(file, counter.advance):
+            yield Difference("source", file.name, detail)
 
 
 def _not_loadable(plan: Plan, dst: Path, *, found_wrong: bool) -> Iterator[Difference]:
