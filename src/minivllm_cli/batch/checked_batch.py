@@ -76,7 +76,7 @@ def check_batch(
         settings = engine_factory.add_model_sampling(settings, model_path)
         tokenizer = engine_factory.load_tokenizer(model_path)
     else:
-        prepared = engine_factory.prepare_model(settings, run.command)
+        prepared = engine_factory.prepare_model(settings)
         model_path, tokenizer = prepared.path, prepared.tokenizer
         settings = settings.with_model_sampling(prepared.generation_config.sampling)
     check_thinking(overrides.think, tokenizer, settings.model)

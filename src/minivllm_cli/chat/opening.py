@@ -65,7 +65,7 @@ def open_chat(
     settings = _for_one_conversation(settings)
     others = {"--transcript": transcript, "--load": load}
     check_side_file("--cache-dump", cache_dump, "cache.json", others)
-    prepared = engine_factory.prepare_model(settings, run.command)
+    prepared = engine_factory.prepare_model(settings)
     path = prepared.path
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     think = _checked_think(run, settings, prepared.tokenizer)

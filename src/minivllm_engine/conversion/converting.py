@@ -14,6 +14,7 @@ from minivllm_engine.conversion.destination import (
     Destination,
     is_filled,
     remove_checkpoint,
+    remove_templates,
 )
 from minivllm_engine.conversion.explaining import not_covered
 from minivllm_engine.conversion.manifest import (
@@ -40,6 +41,7 @@ from minivllm_engine.conversion.report import (
     ShardReport,
     destination_errors,
 )
+from minivllm_engine.conversion.source_files import carried_name
 from minivllm_engine.conversion.verify import Verifier, sample_of, settle_head
 from minivllm_engine.conversion.writer import ShardWriter
 from minivllm_engine.core.atomic_file import write_atomic
@@ -101,14 +103,18 @@ class TargetBuilder:
             if file.is_file() and sha256_of(file, counter.advance) == shard.sha256:
                 done[shard.name] = shard
         for file in self._directory.iterdir():
-            if file.name not in done and file.name != STATE:
+            if file.is_dir() and not file.is_symlink():
+                remove_templates(file)
+            elif file.name not in done and file.name != STATE:
                 file.unlink()
         return done
 
     def write_side_files(self) -> None:
         write_json(self._directory / "config.json", self._plan.config)
         for file in self._plan.source.side_files:
-            write_atomic(self._directory / file.name, _content_of(file), durable=True)
+            copy = self._directory / carried_name(file)
+            copy.parent.mkdir(exist_ok=True)
+            write_atomic(copy, _content_of(file), durable=True)
 
     def verify(self, how: str) -> int:
         """The number of source tensors compared.
@@ -242,7 +248,7 @@ def convert(
             )
             casts = _merged(finished)
             builder.write_manifest(shards, casts, verify, argv)
-            destination.publish()
+            destination.publish(overwrite=overwrite)
     return Report(
         dst=destination.path,
         shards=shards,
@@ -320,7 +326,7 @@ def _left_behind(directory: Path) -> Iterator[None]:
             remove_checkpoint(directory)
         raise
     except OSError as error:
-        for half in directory.glob("*.tmp"):
+        for half in directory.rglob("*.tmp"):
             half.unlink()
         raise _disk_error(directory, error) from None
 

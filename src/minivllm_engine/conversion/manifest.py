@@ -16,6 +16,7 @@ from minivllm_engine.conversion.destination import STATE, is_filled
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import MAPPING, Plan, partial_path
 from minivllm_engine.conversion.report import Cast, ShardReport
+from minivllm_engine.conversion.source_files import carried_name
 from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.core.errors import CheckpointError, ConfigError
 from minivllm_engine.core.escape import escape
@@ -133,7 +134,8 @@ def manifest_content(
         "dropped": [{"rule": rule, "tensors": count} for rule, count in dropped.items()],
         "casts": [asdict(cast) for cast in casts],
         "files": [
-            {"name": file.name, "sha256": sha256_of(file)} for file in plan.source.side_files
+            {"name": carried_name(file), "sha256": sha256_of(file)}
+            for file in plan.source.side_files
         ],
         "shards": [
             {

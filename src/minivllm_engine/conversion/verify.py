@@ -37,6 +37,7 @@ from minivllm_engine.conversion.report import (
     reading_errors,
 )
 from minivllm_engine.conversion.source import Source
+from minivllm_engine.conversion.source_files import carried_name
 from minivllm_engine.conversion.writer import backward, view_rows
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.model_config.config import ModelConfig
@@ -329,11 +330,11 @@ def _compare_files(
         yield from _compare_index(plan, dst)
     yield from _compare_config(plan, dst)
     for file in plan.source.side_files:
-        copy = dst / file.name
-        if not copy.is_file():
-            yield Difference("side_file", file.name, "is not there")
-        elif copy.read_bytes() != file.read_bytes():
-            yield Difference("side_file", file.name, "differs from the source's")
+        name = carried_name(file)
+        if not (dst / name).is_file():
+            yield Difference("side_file", name, "is not there")
+        elif (dst / name).read_bytes() != file.read_bytes():
+            yield Difference("side_file", name, "differs from the source's")
 
 
 def _compare_index(plan: Plan, dst: Path) -> Iterator[Difference]:

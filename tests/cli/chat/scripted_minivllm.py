@@ -12,7 +12,7 @@ from minivllm_cli.main import main
 from minivllm_engine.model_config.generation_config import load_generation_config
 
 
-def _prepare_model(settings, command):
+def _prepare_model(settings):
     path = Path(settings.model)
     return SimpleNamespace(
         path=path,

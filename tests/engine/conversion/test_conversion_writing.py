@@ -611,6 +611,51 @@ def test_free_space_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
 # -- places that are none ------------------------------------------------------------------------
 
 
+def test_further_chat_templates_are_carried_over(src: Path, tmp_path: Path) -> None:
+    folder = src / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ tools }}")
+    (folder / "notes.txt").write_text("no template")
+    dst = tmp_path / "dst"
+    convert_to(src, dst)
+    assert [file.name for file in (dst / folder.name).iterdir()] == ["tool_use.jinja"]
+    assert check(open_source(src), dst).ok
+    convert_to(src, dst, overwrite=True, dtype="bf16")
+    (dst / folder.name / "tool_use.jinja").write_text("changed")
+    (difference,) = check(open_source(src), dst).differences
+    assert difference.name == "additional_chat_templates/tool_use.jinja"
+    dst.rename(tmp_path / "dst.partial")  # as a run that was stopped leaves it
+    convert_to(src, dst, resume=False, overwrite=True)
+    assert check(open_source(src), dst).ok
+    (dst / folder.name / "mine.txt").write_text("x")
+    assert "additional_chat_templates" in str(fails("destination", src, dst, overwrite=True).why)
+
+
+def test_what_comes_to_dst_meanwhile_is_not_replaced(src: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+
+    def another(progress: Progress) -> None:
+        if progress.phase == "verify" and not dst.exists():
+            convert_to(src, tmp_path / "other", dtype="bf16")
+            (tmp_path / "other").rename(dst)
+
+    with pytest.raises(ConversionError, match="not empty any more") as caught:
+        convert_to(src, dst, progress=another)
+    assert caught.value.code == "destination"
+    assert json.loads((dst / "minivllm_manifest.json").read_text())["dtype"] == "bf16"
+    dst.rename(tmp_path / "moved")
+    convert_to(src, dst, resume=True)
+    assert check(open_source(src), dst).ok
+
+
+def test_an_empty_partial_does_not_give_a_target_away(src: Path, tmp_path: Path) -> None:
+    convert_to(src, tmp_path / "dst")
+    (tmp_path / "dst.partial").mkdir()
+    with pytest.raises(ConversionError, match="is not empty"):
+        convert_to(src, tmp_path / "dst", dtype="bf16")
+    assert check(open_source(src), tmp_path / "dst").ok
+
+
 def test_names_that_cannot_be_had(src: Path, tmp_path: Path) -> None:
     """Found out before anything is read or written, whichever of the three names it is."""
     (tmp_path / "afile").write_text("x")
