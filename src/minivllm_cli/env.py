@@ -42,9 +42,8 @@ def _table(facts: dict[str, Any]) -> str:
     }
     gpus = [f"{gpu['name']}, driver {gpu['driver']}" for gpu in facts["gpus"]]
     rows["gpus"] = "; ".join(gpus) or "none"
-    rows["checkpoints"] = ", ".join(map(escape, facts["checkpoints"]))
     width = max(len(name) for name in rows)
-    return "".join(
-        f"{name:<{width}}  {'not installed' if value is None else value}\n"
-        for name, value in rows.items()
-    )
+    lines = [
+        (name, "not installed" if value is None else value) for name, value in rows.items()
+    ] + [("" if i else "checkpoints", escape(name)) for i, name in enumerate(facts["checkpoints"])]
+    return "".join(f"{name:<{width}}  {value}\n" for name, value in lines)

@@ -13,6 +13,7 @@ from minivllm_engine.core.suggest import suggest
 
 _ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _PREFIX = "models--"
+_MOST_BESIDE = 200  # entries of a directory that are looked at for a name
 # Small files of a model, which Git LFS may hold back as well as large ones.
 _SMALL = (
     "config.json",
@@ -121,6 +122,15 @@ def _cached(cache: Path) -> Iterator[str]:
             yield root.name.removeprefix(_PREFIX).replace("--", "/", 1)
 
 
+def _beside(path: Path) -> list[str]:
+    """Models that lie where `path` would."""
+    try:
+        found = sorted(path.absolute().parent.iterdir())[:_MOST_BESIDE]
+    except OSError:
+        return []
+    return [str(path.with_name(e.name)) for e in found if (e / "config.json").is_file()]
+
+
 def _from_cache(model: str, path: Path) -> Path:
     cache = hub_cache()
     is_id = _ID.fullmatch(model) is not None
@@ -128,7 +138,7 @@ def _from_cache(model: str, path: Path) -> Path:
         root = cache / (_PREFIX + model.replace("/", "--"))
         if root.is_dir():
             return _snapshot(root)
-    known = ["demo", *local_checkpoints()]
+    known = ["demo", *_beside(path), *local_checkpoints()]
     near = suggest(model, known)
     hint = "Nothing is downloaded: give the path of a checkpoint on this machine, or demo."
     if near:

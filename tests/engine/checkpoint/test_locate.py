@@ -89,6 +89,14 @@ def test_an_id_that_is_not_there_tells_how_to_have_it(hub: Path) -> None:
         assert "does not exist" in error.what and "hf download" not in str(error.hint)
 
 
+def test_models_beside_a_wrong_path_are_named(hub: Path, tmp_path: Path) -> None:
+    for name in ("good", "better"):
+        write_checkpoint(tmp_path / name, tiny_config(), random_tensors(tiny_config()))
+    error = refused(tmp_path / "goood")
+    assert error.hint == f"Did you mean {tmp_path / 'good'}?"
+    assert str(tmp_path / "better") in str(error.why)
+
+
 def test_home_and_links_are_followed(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
