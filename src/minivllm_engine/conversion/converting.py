@@ -40,6 +40,7 @@ from minivllm_engine.conversion.report import (
     Report,
     ShardReport,
     destination_errors,
+    reading_errors,
 )
 from minivllm_engine.conversion.source_files import carried_name
 from minivllm_engine.conversion.verify import Verifier, sample_of, settle_head
@@ -114,7 +115,9 @@ class TargetBuilder:
         for file in self._plan.source.side_files:
             copy = self._directory / carried_name(file)
             copy.parent.mkdir(exist_ok=True)
-            write_atomic(copy, _content_of(file), durable=True)
+            with reading_errors():
+                content = file.read_bytes()
+            write_atomic(copy, content, durable=True)
 
     def verify(self, how: str) -> int:
         """The number of source tensors compared.
@@ -164,17 +167,6 @@ class TargetBuilder:
         write_json(self._directory / MANIFEST, content)
         if len(shards) > 1:
             write_json(self._directory / INDEX, index_content(self._plan))
-
-
-def _content_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"{file} cannot be read",
-            why=error.strerror or str(error),
-            hint="See that it is there and that you may read it.",
-        ) from None
 
 
 def _check_space(plan: Plan, directory: Path, missing: int) -> None:

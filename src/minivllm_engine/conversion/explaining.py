@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.naming import name_tensors
 from minivllm_engine.conversion.options import Renames
+from minivllm_engine.conversion.patterns import glob_of
 from minivllm_engine.conversion.plan import SHORT_DTYPES, Piece, Plan, Problem, Rows, TargetTensor
 from minivllm_engine.conversion.planning import replanned
-from minivllm_engine.conversion.problems import counted, counts_of, glob_of
+from minivllm_engine.conversion.problems import counted, counts_of
 from minivllm_engine.conversion.styles import find_rule
 from minivllm_engine.core.errors import CheckpointError, ConversionError
 from minivllm_engine.core.escape import escape, listed

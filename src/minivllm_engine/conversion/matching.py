@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from minivllm_engine.checkpoint.rules import PROTECTED, TensorRule
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES
 from minivllm_engine.conversion.layouts import Layouts
-from minivllm_engine.conversion.naming import NamedTensor, matches
+from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions, Renames
+from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Dropped, Piece, Problem
 from minivllm_engine.conversion.problems import (
     Outcome,

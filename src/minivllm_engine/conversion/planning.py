@@ -17,8 +17,9 @@ from minivllm_engine.conversion.matching import (
     is_protected,
     match_tensors,
 )
-from minivllm_engine.conversion.naming import NamedTensor, matches, name_tensors
+from minivllm_engine.conversion.naming import NamedTensor, name_tensors
 from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import (
     LONG_DTYPES,
     SHORT_DTYPES,

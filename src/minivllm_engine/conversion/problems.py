@@ -1,7 +1,5 @@
 """What forbids a conversion: told once for all layers that share it, with the names that may be meant."""
 
-import difflib
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,14 +9,18 @@ from minivllm_engine.checkpoint.mismatch import is_beyond, layers_of
 from minivllm_engine.checkpoint.names import EMBEDDING, HEAD, bare_name
 from minivllm_engine.checkpoint.rules import CANONICAL, FOREIGN, TensorRule
 from minivllm_engine.conversion.layouts import Layouts
-from minivllm_engine.conversion.naming import (
-    NamedTensor,
+from minivllm_engine.conversion.naming import NamedTensor
+from minivllm_engine.conversion.options import ConvertOptions, Renames
+from minivllm_engine.conversion.patterns import (
+    LONGEST,
+    filled_pattern,
+    glob_of,
     matches,
-    mistake_in_glob,
     mistake_in_pair,
+    nearest,
+    pattern_of,
     placeholders,
 )
-from minivllm_engine.conversion.options import ConvertOptions, Renames
 from minivllm_engine.conversion.plan import PROBLEM_WORDS, Piece, Problem, ProblemKind
 from minivllm_engine.conversion.styles import find_rule
 from minivllm_engine.core.escape import escape, listed
@@ -29,14 +31,12 @@ KNOWN_NAMES = {
 }
 # Patterns of names for which nearest ones are looked for: a source of noise is not worth more time.
 _MOST_PATTERNS = 200
-# Mappings that are worth a try, and characters of a pattern that anybody would copy.
-_MOST_CANDIDATES, _LONGEST = 12, 160
+_MOST_CANDIDATES = 12  # mappings that are worth a try
 # Names that tell a prefix from a slip of the pen.
 _LEAST_WITH_PREFIX = 2
 
 OTHER_CONFIG = "--model-config FILE with the config.json that was saved with these weights"
 _TIED = '"tie_word_embeddings": true in config.json, if the head is the embedding'
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _KIND_WORDS = {"linear": "linear_attention", "attention": "full_attention"}
 
 
@@ -347,7 +347,7 @@ def _fitting(
 def _can_stand(source: str, target: str) -> bool:
     """May it be a line of a mapping, and would anybody copy it?"""
     return (
-        len(source) <= _LONGEST
+        len(source) <= LONGEST
         and source.isprintable()
         and placeholders(target) <= placeholders(source)
         and mistake_in_pair(source, target) is None
@@ -365,52 +365,6 @@ def _grouped(
         yield Problem(kind, filled_pattern(pattern, names), len(names), detail), names
 
 
-def pattern_of(name: str) -> str:
-    """`name` with `*` for its numbers."""
-    return _NUMBER.sub("*", f".{name}.")[1:-1]
-
-
-def filled_pattern(pattern: str, names: list[str]) -> str:
-    """`pattern` for these names alone, where it has one number."""
-    if len(names) == 1:
-        return names[0]
-    numbers = [_NUMBER.search(f".{name}.") for name in names]
-    if pattern.count("*") != 1:
-        return pattern
-    return pattern.replace("*", "{" + _ranges([int(match[0]) for match in numbers if match]) + "}")
-
-
-def _ranges(numbers: list[int]) -> str:
-    """3,4,5,8 as "3-5,8"."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(
-        ",".join(map(str, part)) if len(part) < 3 else f"{part[0]}-{part[-1]}" for part in parts
-    )
-
-
-def nearest(pattern: str, others: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Up to 2 of `others` within a fifth of `pattern`'s length, nearest first, with the edits between."""
-    close = difflib.get_close_matches(pattern, sorted(set(others) - {pattern}), n=5, cutoff=0.75)
-    ranked = sorted((edits(pattern, other), other) for other in close)
-    limit = max(2, len(pattern) // 5)
-    return tuple((other, distance) for distance, other in ranked[:2] if distance <= limit)
-
-
-def edits(first: str, second: str) -> int:
-    """Count the single characters to add, remove or replace (Levenshtein's distance)."""
-    row = list(range(len(second) + 1))
-    for i, a in enumerate(first, 1):
-        diagonal, row[0] = row[0], i
-        for j, b in enumerate(second, 1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
-    return row[-1]
-
-
 def counted(problems: Iterable[Problem]) -> list[str]:
     """How many tensors each kind of problem concerns: ["1 unmatched", "2 missing"]."""
     counts = counts_of(problems)
@@ -423,19 +377,3 @@ def counts_of(problems: Iterable[Problem]) -> Counter[ProblemKind]:
     for problem in problems:
         counts[problem.kind] += problem.count
     return counts
-
-
-def glob_of(name: str, count: int = 1) -> str:
-    """A glob for a name, or a pattern of `count` names, that can be printed and typed."""
-    if count == 1 and escape(name) == name and not mistake_in_glob(name):
-        return name
-    signs = "*?[" if count == 1 else "?["
-    half = _LONGEST // 2
-    short = name if len(name) <= _LONGEST else f"{name[:half]}\0{name[-half:]}"
-    glob = "".join(
-        c if c == "\0" else "?" if not c.isprintable() else f"[{c}]" if c in signs else c
-        for c in short
-    )
-    if mistake_in_glob(glob):
-        glob = glob.replace("{", "?").replace("}", "?")
-    return glob.replace("\0", "*")

@@ -9,6 +9,7 @@ from types import TracebackType
 import torch
 
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry
+from minivllm_engine.conversion.report import reading_errors
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.torch_file import load_torch_file
 from minivllm_engine.core.errors import CheckpointError
@@ -63,14 +64,8 @@ class TensorReader:
             return self._mapped_tensor(entry)[first:last]
         row_bytes = entry.num_bytes // max(1, entry.shape[0])
         buffer = torch.empty((last - first) * row_bytes, dtype=torch.uint8)
-        try:
+        with reading_errors():
             self._fill(buffer, entry, entry.begin + first * row_bytes)
-        except OSError as error:
-            raise CheckpointError(
-                f"{entry.file} cannot be read",
-                why=error.strerror or str(error),
-                hint="See that it is there and that you may read it.",
-            ) from None
         return buffer.view(TORCH_DTYPES[entry.dtype]).view(last - first, *entry.shape[1:])
 
     def _fill(self, buffer: torch.Tensor, entry: TensorEntry, begin: int) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from minivllm_engine.checkpoint.names import HEAD, without_wrappers
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.matching import Match
-from minivllm_engine.conversion.naming import NamedTensor, matches
+from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.patterns import matches, pattern_of
 from minivllm_engine.conversion.plan import SHORT_DTYPES, Dropped, Piece, Row, TargetTensor
-from minivllm_engine.conversion.problems import pattern_of
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import FUSED_DELTANET
 from minivllm_engine.core.escape import escape, listed

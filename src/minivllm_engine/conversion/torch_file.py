@@ -5,22 +5,18 @@ Python prints it. Levels are joined with dots; where a key has a dot itself, the
 taken. Loads torch: imported only where such a file is opened.
 """
 
-import pickle
 import re
 import shlex
-import struct
-import warnings
-import zipfile
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minivllm_engine.checkpoint.safetensors_header import LFS_POINTER, TensorEntry, git_lfs_pointer
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
+from minivllm_engine.conversion.torch_archive import FLAT, load_archive
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape, listed
 
@@ -123,9 +119,6 @@ CONTAINERS = (
 )
 AVERAGED = ("ema", "model_ema", "ema_state_dict")
 
-# Bytes of a pickle that describes 100,000 tensors; more cost time and memory and are no model.
-_LONGEST_PICKLE = 16 << 20
-_BLOCK = 1 << 20
 # Levels of dictionaries in which tensors are looked for.
 _DEEPEST = 4
 
@@ -133,7 +126,6 @@ _DEEPEST = 4
 _BESIDE = re.compile(
     r"optim|sched|lr_|scaler|rng|random|epoch|step|loss|args|config|value_state_dict"
 )
-_FLAT = "Save the weights alone, in one flat dictionary: torch.save(model.state_dict(), FILE)."
 
 # The words that safetensors has for number types; those of no float are there to be refused by name.
 DTYPE_WORDS = {
@@ -179,7 +171,7 @@ def load_torch_file(
     Raises:
         CheckpointError: the file is broken or holds more than tensors; two containers at one level.
     """
-    root: Any = _load(file)
+    root: Any = load_archive(file)
     if path is not None:
         return TorchWeights(_tensors(file, root, walk(root, path), path), path)
     entered = () if state_key is None else find_weights_key(file, root, state_key)
@@ -189,7 +181,7 @@ def load_torch_file(
             raise CheckpointError(
                 f"{file} holds a dictionary that holds itself",
                 why=f"under {escape('.'.join(entered))}",
-                hint=_FLAT,
+                hint=FLAT,
             )
         seen.add(id(level))
         named = level_of(file, level)
@@ -222,97 +214,6 @@ def torch_entries(file: Path, weights: TorchWeights) -> list[TensorEntry]:
     ]
 
 
-def _load(file: Path) -> Any:
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(len(LFS_POINTER))
-    except OSError as error:
-        raise CheckpointError(
-            f"{file} cannot be read",
-            why=error.strerror or str(error),
-            hint="See that it is there and that you may read it.",
-        ) from None
-    if start == LFS_POINTER:
-        raise git_lfs_pointer(file)
-    if start[:2] != b"PK":
-        raise CheckpointError(
-            f"{file} is not a file of torch.save",
-            why=f"it has {file.stat().st_size:,} bytes and does not start as one",
-            hint="Copy the file again; one from before torch 1.6 is to be saved again.",
-        )
-    _check_archive(file)
-    try:
-        with warnings.catch_warnings():
-            # What torch says of its own classes while it rebuilds them; what is wrong is said here.
-            warnings.simplefilter("ignore")
-            return torch.load(file, weights_only=True, mmap=True, map_location="cpu")
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{file} holds Python objects beside tensors, which are never loaded",
-            why=_object_named_in(str(error)),
-            hint=_FLAT,
-        ) from None
-    except Exception as error:
-        # Whatever torch and its reader of pickles stumble over lies in the file.
-        raise _broken(file, str(error).split("\n")[0] or type(error).__name__) from None
-
-
-def _broken(file: Path, why: str) -> CheckpointError:
-    hint = "Copy the file again from where it came from."
-    return CheckpointError(f"{file} is truncated or broken", why=escape(why), hint=hint)
-
-
-def _check_archive(file: Path) -> None:
-    """Refuse an archive whose records do not lie there as they are: they are mapped, not read."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            records = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
-        raise _broken(file, str(error)) from None
-    for record in records:
-        if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
-            raise CheckpointError(
-                f"{file} holds a compressed or encrypted record: {escape(record.filename)}",
-                why="torch.save writes none, and what lies there are not the numbers of a tensor",
-                hint="Save it again: torch.save(torch.load(FILE, weights_only=True, mmap=False), NEW).",
-            )
-        if record.filename.endswith("data.pkl") and record.file_size > _LONGEST_PICKLE:
-            raise CheckpointError(
-                f"{file} describes its tensors in {record.file_size:,} bytes",
-                why=f"more than {_LONGEST_PICKLE:,} stand for no model",
-                hint=_FLAT,
-            )
-
-
-def damaged_records(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
-    """Read `file` as an archive, not as it was mapped, and say which records do not lie there as they are.
-
-    Args:
-        advance: called with the bytes of each block of a record.
-    """
-    with zipfile.ZipFile(file) as archive, file.open("rb") as raw:
-        for record in archive.infolist():
-            raw.seek(record.header_offset)
-            name, extra = struct.unpack("<26x2H", raw.read(30))
-            raw.seek(record.header_offset + 30 + name + extra)
-            try:
-                with archive.open(record) as stream:
-                    while block := stream.read(_BLOCK):
-                        if raw.read(len(block)) != block:
-                            raise zipfile.BadZipFile("its bytes lie there in another form")
-                        advance(len(block))
-            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                yield f"{record.filename}: {error}"
-
-
-def _object_named_in(text: str) -> str:
-    # torch's own text tells how to load the file nevertheless, which runs what is in it.
-    named = re.search(r"GLOBAL ([\w.]+)", text)
-    return (
-        "it is no plain dictionary of tensors" if named is None else f"it names {escape(named[1])}"
-    )
-
-
 def _refuse_weights_beside(
     file: Path, root: Any, level: Mapping[str, Any], entered: tuple[str, ...]
 ) -> None:
@@ -334,7 +235,7 @@ def _refuse_weights_beside(
             why="one dictionary is converted, and what is outside it would be lost",
             hint=f"Save all weights in one dictionary, or leave the others out: {option}"
             if option
-            else _FLAT,
+            else FLAT,
         )
 
 
@@ -372,7 +273,7 @@ def _container(
             why="one is converted, and nothing tells which: they have "
             + " and ".join(f"{len(level[key]):,}" for key in found)
             + " entries",
-            hint=f"Say which one: {options[0]}" if options else _FLAT,
+            hint=f"Say which one: {options[0]}" if options else FLAT,
         )
     return found[0] if found else None
 
@@ -382,7 +283,7 @@ def _tensors(
 ) -> dict[str, torch.Tensor]:
     if not isinstance(level, Mapping):
         raise CheckpointError(
-            f"{file} holds no dictionary of tensors", why=f"but {type(level).__name__}", hint=_FLAT
+            f"{file} holds no dictionary of tensors", why=f"but {type(level).__name__}", hint=FLAT
         )
     named = level_of(file, level)
     tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
@@ -401,7 +302,7 @@ def _tensors(
         raise CheckpointError(
             f"{file} holds further tensors inside {listed(nested)}",
             why="beside tensors, which are taken for the weights",
-            hint=_FLAT,
+            hint=FLAT,
         )
     for name, tensor in tensors.items():
         if tensor.is_meta:
@@ -430,4 +331,4 @@ def _where_tensors_are(root: Any, entered: tuple[str, ...]) -> str:
             held += [(count, path)] if count else []
     options = [key_option(root, path) for _, path in sorted(held, reverse=True)]
     option = next((option for option in options if option), None)
-    return f"Say where the weights are: {option}" if option else _FLAT
+    return f"Say where the weights are: {option}" if option else FLAT

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from minivllm_engine.conversion.manifest import (
     read_manifest,
     sha256_of,
 )
+from minivllm_engine.conversion.patterns import pattern_of
 from minivllm_engine.conversion.plan import LONG_DTYPES, Piece, Plan, Rows
 from minivllm_engine.conversion.planning import (
     heads_in_question,
     plan_conversion,
     plan_with_own_head,
 )
-from minivllm_engine.conversion.problems import pattern_of
 from minivllm_engine.conversion.reader import TensorReader, count_non_finite, one_thread
 from minivllm_engine.conversion.report import (
     Callback,
@@ -73,8 +73,6 @@ def settle_head(plan: Plan, dst: Path, reader: TensorReader, progress: Callback 
     return plan_with_own_head(plan, dst)
 
 
-# Plain ranges of rows are compared in parts of about so many bytes.
-_CHUNK_BYTES = 1 << 26
 # What taking 1 off in fp32 and adding it again may change, for |w| up to 1; beyond, times |w|.
 _SHIFT_TOLERANCE = 2.0**-22
 
@@ -238,9 +236,7 @@ class CheckReport:
             "shards": self.num_shards,
             "tensors": self.num_tensors,
             "bytes": self.num_bytes,
-            "differences": [
-                {"kind": d.kind, "name": d.name, "detail": d.detail} for d in self.differences
-            ],
+            "differences": [asdict(difference) for difference in self.differences],
             "ok": self.ok,
         }
 
@@ -280,7 +276,7 @@ def _check_source(source: Source, progress: Callback | None) -> Iterator[Differe
     """Read files of torch.save by another way than the writer did, which mapped them."""
     if source.format != "torch":
         return
-    from minivllm_engine.conversion.torch_file import damaged_records
+    from minivllm_engine.conversion.torch_archive import damaged_records
 
     total = sum(file.stat().st_size for file in source.files)
     counter = Counter(progress, "hash", len(source.files), total)

@@ -14,6 +14,7 @@ import torch
 
 from minivllm_engine.checkpoint.rules import Transform
 from minivllm_engine.conversion.manifest import FinishedShard
+from minivllm_engine.conversion.patterns import pattern_of
 from minivllm_engine.conversion.plan import (
     LONG_DTYPES,
     SHORT_DTYPES,
@@ -23,7 +24,6 @@ from minivllm_engine.conversion.plan import (
     Shard,
     TargetTensor,
 )
-from minivllm_engine.conversion.problems import pattern_of
 from minivllm_engine.conversion.reader import (
     TORCH_DTYPES,
     TensorReader,

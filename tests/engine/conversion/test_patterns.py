@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minivllm_engine.conversion import ConvertOptions, Plan, open_source, plan_conversion
-from minivllm_engine.conversion.naming import as_regex, filled, matches
+from minivllm_engine.conversion.patterns import as_regex, filled, matches
 from minivllm_engine.core.errors import ConfigError
 from support.tiny_checkpoint import OFFICIAL, nested, random_tensors, tiny_config, write_checkpoint
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm_engine.conversion import check, open_source, torch_file
+from minivllm_engine.conversion import check, open_source, torch_archive
 from minivllm_engine.core.errors import CheckpointError
 from support.converted import convert_to
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
@@ -65,10 +65,10 @@ def test_what_is_zipped_again_without_compression_is_read(src: Path, tmp_path: P
 def test_a_check_reads_by_another_way_than_the_conversion(src: Path) -> None:
     """What lies there in another form than it is mapped in is found by reading the archive as one."""
     read: list[int] = []
-    assert list(torch_file.damaged_records(src / "model.pt", read.append)) == []
+    assert list(torch_archive.damaged_records(src / "model.pt", read.append)) == []
     assert sum(read) > sum(tensor.numel() * 4 for tensor in REFERENCE.values())
     rezipped(src / "model.pt", lambda end: zipfile.ZIP_DEFLATED if end == "data/5" else 0)
-    (found,) = torch_file.damaged_records(src / "model.pt", read.append)
+    (found,) = torch_archive.damaged_records(src / "model.pt", read.append)
     assert "/data/5: " in found
 
 
