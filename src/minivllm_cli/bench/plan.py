@@ -136,7 +136,7 @@ def _is_typed(settings: Settings, path: str) -> bool:
 def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     if flags.shape is not None:
         return engine_factory.prepare_shape(str(flags.shape), settings)
-    return engine_factory.prepare_model(settings, "bench")
+    return engine_factory.prepare_model(settings)
 
 
 def _variants(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:

@@ -35,8 +35,8 @@ from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.progress import Progress, loading_progress, make_reporter
 from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.errors import CliError, ExitCode, OutputFailed, Problem
-from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_cli.files.output_target import check_side_file
+from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.strict_json import dump_line

@@ -57,6 +57,11 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     model_config = ModelConfig.from_dir(path)
     index = CheckpointIndex.open(path)
     index.check(model_config)
+    if index.num_skipped:
+        logger.warning(
+            "%s of parts that are not used (vision, MTP) are left out",
+            count_text(index.num_skipped, "tensor"),
+        )
     tokenizer = Tokenizer.for_model(path, model_config.vocab_size)
     return prepare_parts(
         path=path,

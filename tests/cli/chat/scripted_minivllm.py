@@ -13,7 +13,7 @@ from minivllm_engine.model_config.generation_config import load_generation_confi
 from minivllm_engine.text.tokenizer import Tokenizer
 
 
-def _prepare_model(settings, command):
+def _prepare_model(settings):
     path = Path(settings.model)
     return SimpleNamespace(
         path=path,

@@ -1,30 +1,167 @@
-"""The shards of a plan, written one after the other."""
+"""The shards of a plan, assembled from pieces and written tensor by tensor.
 
+No more than one tensor is in memory: `safetensors.torch.save_file` wants all of a file at once.
+"""
+
+import hashlib
+import json
+import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 
-from minivllm_engine.conversion.assembling import as_target, assemble, view_rows
+from minivllm_engine.checkpoint.rules import Transform
 from minivllm_engine.conversion.manifest import FinishedShard
-from minivllm_engine.conversion.plan import Piece, Plan, Shard, TargetTensor
-from minivllm_engine.conversion.problems import pattern_of
-from minivllm_engine.conversion.progress import Counter
-from minivllm_engine.conversion.reading import TORCH_DTYPES, TensorReader
-from minivllm_engine.conversion.report import Cast
-from minivllm_engine.conversion.shard_file import write_shard
-from minivllm_engine.conversion.targets import LONG_DTYPES, SHORT_DTYPES
-from minivllm_engine.conversion.values import (
+from minivllm_engine.conversion.patterns import pattern_of
+from minivllm_engine.conversion.plan import (
+    LONG_DTYPES,
+    SHORT_DTYPES,
+    Piece,
+    Plan,
+    Rows,
+    Shard,
+    TargetTensor,
+)
+from minivllm_engine.conversion.reader import (
+    TORCH_DTYPES,
+    TensorReader,
     count_non_finite,
     is_held_by,
     is_lossy,
     largest_finite,
     max_relative_error,
 )
+from minivllm_engine.conversion.report import Cast, Counter
+from minivllm_engine.core.atomic_file import replacing, write_all
 from minivllm_engine.core.errors import ConversionError
 from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
+
+
+def view_rows(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """The rows as a view [groups, size, *rest] of `tensor`, which may be written through it."""
+    step = tensor.stride(0)
+    return tensor.as_strided(
+        (rows.groups, rows.size, *tensor.shape[1:]),
+        (rows.stride * step, step, *tensor.stride()[1:]),
+        tensor.storage_offset() + rows.offset * step,
+    )
+
+
+def is_whole(piece: Piece, source: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Is the piece all of its source and all of its target, as it is?"""
+    rows = Rows(0, 1, shape[0], shape[0])
+    return (
+        piece.transform == "copy"
+        and tuple(source.shape) == shape
+        and piece.source_rows == rows
+        and piece.target_rows == rows
+    )
+
+
+def assemble(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    pieces: Iterable[Piece],
+    read: Callable[[str], torch.Tensor],
+) -> torch.Tensor:
+    """A target tensor, contiguous, in `dtype`.
+
+    Args:
+        pieces: those of this target.
+        read: gives a source tensor by name.
+    """
+    out: torch.Tensor | None = None
+    for piece in pieces:
+        source = read(piece.source)
+        if is_whole(piece, source, shape) and source.dtype == dtype:
+            return source.contiguous()
+        if out is None:
+            out = torch.empty(shape, dtype=dtype)
+        view = view_rows(out, piece.target_rows)
+        view.copy_(as_target(piece, source).reshape(view.shape))
+    assert out is not None, "a target has at least one piece"
+    return out
+
+
+def as_target(piece: Piece, source: torch.Tensor) -> torch.Tensor:
+    """The values that a piece gives, before they are cast: [groups, size, *rest] as the source has them."""
+    return forward(view_rows(source, piece.source_rows), piece.transform)
+
+
+def forward(rows: torch.Tensor, transform: Transform) -> torch.Tensor:
+    """Values of a source [groups, size, *rest] as a target has them, before its dtype."""
+    if transform == "minus_one":
+        wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+        return rows.to(wide) - 1
+    if transform == "conv_axis":
+        return rows.transpose(-1, -2)
+    return rows
+
+
+def backward(rows: torch.Tensor, transform: Transform) -> torch.Tensor:
+    """The inverse of `forward`, up to rounding."""
+    if transform == "minus_one":
+        return rows.to(torch.float64) + 1
+    if transform == "conv_axis":
+        return rows.transpose(-1, -2)
+    return rows
+
+
+_BLOCK = 1 << 24
+
+
+def write_shard(
+    file: Path,
+    targets: Iterable[TargetTensor],
+    tensors: Iterable[torch.Tensor],
+    advance: Callable[[int], None],
+) -> tuple[int, str]:
+    """Write `file` under a temporary name, force it to the disk, and rename it.
+
+    Args:
+        targets: what the header says, in the order of the data.
+        tensors: their values in the same order; each is asked for when its turn comes.
+        advance: called with the bytes of each block of a tensor that was written.
+
+    Returns:
+        Bytes of the file, and its SHA-256.
+    """
+    digest, size = hashlib.sha256(), 0
+    with replacing(file, durable=True) as stream:
+        targets = list(targets)
+        header = _header(targets)
+        digest.update(header)
+        write_all(stream.fileno(), header)
+        size += len(header)
+        for target, tensor in zip(targets, tensors, strict=True):
+            data = tensor.reshape(-1).view(torch.uint8).numpy().data
+            assert len(data) == target.num_bytes, f"{target.name} is not what the plan says"
+            for start in range(0, len(data), _BLOCK):
+                block = data[start : start + _BLOCK]
+                digest.update(block)
+                write_all(stream.fileno(), block)
+                advance(len(block))
+            size += len(data)
+    return size, digest.hexdigest()
+
+
+def _header(targets: list[TargetTensor]) -> bytes:
+    content: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for target in targets:
+        content[target.name] = {
+            "dtype": LONG_DTYPES[target.dtype],
+            "shape": list(target.shape),
+            "data_offsets": [offset, offset + target.num_bytes],
+        }
+        offset += target.num_bytes
+    raw = json.dumps(content, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw
+
 
 _SHOWN = 8
 

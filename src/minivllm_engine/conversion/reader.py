@@ -1,12 +1,15 @@
-"""Reading the tensors of a source, one at a time."""
+"""Reading the tensors of a source one at a time, and looking at their values."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry
+from minivllm_engine.conversion.report import reading_errors
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.torch_file import load_torch_file
 from minivllm_engine.core.errors import CheckpointError
@@ -61,14 +64,8 @@ class TensorReader:
             return self._mapped_tensor(entry)[first:last]
         row_bytes = entry.num_bytes // max(1, entry.shape[0])
         buffer = torch.empty((last - first) * row_bytes, dtype=torch.uint8)
-        try:
+        with reading_errors():
             self._fill(buffer, entry, entry.begin + first * row_bytes)
-        except OSError as error:
-            raise CheckpointError(
-                f"{entry.file} cannot be read",
-                why=error.strerror or str(error),
-                hint="See that it is there and that you may read it.",
-            ) from None
         return buffer.view(TORCH_DTYPES[entry.dtype]).view(last - first, *entry.shape[1:])
 
     def _fill(self, buffer: torch.Tensor, entry: TensorEntry, begin: int) -> None:
@@ -102,3 +99,73 @@ def _changed(entry: TensorEntry, how: str) -> CheckpointError:
         why=how,
         hint="Wait until it is written, then run again with --overwrite.",
     )
+
+
+# Elements looked at in one go: bounds the memory that this takes.
+_CHUNK = 1 << 18
+
+# Precision and range in one number each: a cast to a type of which neither is smaller loses nothing.
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_EXPONENTS = {torch.float64: 11, torch.float32: 8, torch.float16: 5, torch.bfloat16: 8}
+
+
+def count_non_finite(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
+    """How many values are NaN or infinite.
+
+    Args:
+        dtype: the type that they are looked at in, by default their own, or fp32 for fp64, as no model
+            computes in anything wider.
+    """
+    if dtype is None:
+        dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    return sum(
+        int((~part.isfinite()).sum())
+        for part in (chunk.to(dtype) for (chunk,) in _chunks(tensor))
+        if not torch.stack(torch.aminmax(part)).isfinite().all()
+    )
+
+
+def largest_finite(tensor: torch.Tensor) -> float:
+    """The largest magnitude of a value that is finite."""
+    return max(
+        (float(part.abs().nan_to_num_(nan=0.0, posinf=0.0).max()) for (part,) in _chunks(tensor)),
+        default=0.0,
+    )
+
+
+def is_held_by(value: float, dtype: torch.dtype) -> bool:
+    """Is it finite in `dtype`, rounded as a cast rounds?"""
+    return bool(torch.tensor(value, dtype=torch.float64).to(dtype).isfinite())
+
+
+def is_lossy(before: torch.dtype, after: torch.dtype) -> bool:
+    return _DIGITS[before] > _DIGITS[after] or _EXPONENTS[before] > _EXPONENTS[after]
+
+
+def max_relative_error(before: torch.Tensor, after: torch.Tensor) -> float:
+    """max |after - before| / |before| where `before` is not 0, of two tensors of one shape."""
+    worst = 0.0
+    wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
+    for a, b in _chunks(before, after):
+        exact = a.to(wide)
+        # 0 stays 0 in every type: 0 / 0 is the only NaN.
+        error = (b.to(wide) - exact).div_(exact).abs_().nan_to_num_(nan=0.0)
+        worst = max(worst, float(error.max()))
+    return worst
+
+
+def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    for start in range(0, flat[0].numel(), _CHUNK):
+        yield tuple(tensor[start : start + _CHUNK] for tensor in flat)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Until the block ends; then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
