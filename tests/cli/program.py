@@ -19,9 +19,7 @@ import minivllm_cli
 from minivllm_cli import app
 
 TESTS = Path(__file__).resolve().parents[1]
-SRC = Path(minivllm_cli.__file__).parents[
-    1
-]  # the code that is tested, wherever another is installed
+SRC = Path(minivllm_cli.__file__).resolve().parents[1]  # the one under test, whatever is installed
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_minivllm.py"))]
 REAL = [sys.executable, "-m", "minivllm_cli"]
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from minivllm_cli.config.flags import OptionGroup, cache_dump_flag, flag, switch
-
-_ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+from minivllm_cli.config.flags import OptionGroup, cache_dump_flag, flag, switch, unescape
 
 
 class InputFormat(StrEnum):
@@ -59,8 +57,10 @@ class GenerateFlags(OptionGroup):
     """What only `generate` takes."""
 
     input: str | None = flag("Prompts as JSON lines", short="-i", metavar="FILE|-", panel=_INPUT)
-    prompt: str | None = flag("One prompt; streamed", short="-p", metavar="TEXT")
-    input_format: InputFormat | None = flag("text: one prompt a line")
+    prompt: str | None = flag(
+        "One prompt, or @FILE, or - for stdin; streamed", short="-p", metavar="TEXT"
+    )
+    input_format: InputFormat | None = flag("text: each line is a message")
     limit: int | None = flag("The first N lines only", metavar="N")
     select: list[str] | None = flag("These lines only; repeatable", metavar="ID")
     only_failed: Path | None = flag(
@@ -88,7 +88,7 @@ class GenerateFlags(OptionGroup):
         metavar="N",
     )
     strip_thinking: bool = switch("Leave reasoning out of records")
-    raw: bool = switch("Give --prompt to the model as it is", panel=_PROMPT)
+    raw: bool = switch("No chat template for --prompt and --input-format text", panel=_PROMPT)
     chat_template_for_prompts: bool = switch("Treat raw prompt lines as user messages")
     truncate: Truncate | None = flag("Cut prompts that are too long, at this place")
     force_param: list[str] | None = flag(
@@ -111,10 +111,5 @@ class GenerateFlags(OptionGroup):
     @property
     def separator_bytes(self) -> bytes:
         """What ends each answer of `--format text`."""
-        text = "\\n" if self.separator is None else self.separator
-        chars: list[str] = []
-        rest = iter(text)
-        for char in rest:
-            following = next(rest, "") if char == "\\" else None
-            chars.append(char if following is None else _ESCAPES.get(following, "\\" + following))
-        return "".join(chars).encode("utf-8", "replace")
+        text = "\n" if self.separator is None else unescape(self.separator)
+        return text.encode("utf-8", "replace")

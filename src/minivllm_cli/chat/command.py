@@ -82,8 +82,8 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
         raise CliError("--resume goes with --transcript FILE")
     if flags.load is not None and flags.resume:
         raise CliError("--load and --resume exclude each other: both bring a chat")
-    from minivllm_cli.chat.opening import open_chat, run_piped, run_repl
-    from minivllm_cli.chat.piped import read_question
+    from minivllm_cli.chat.opening import open_chat, run_repl
+    from minivllm_cli.chat.piped import answer_once, read_question
     from minivllm_cli.config.typed_options import remedies_as_typed
 
     run.interrupts.activity = "reading stdin"
@@ -100,4 +100,4 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
     with remedies_as_typed(settings), opened as chat:
         if question is None:
             return run_repl(run, chat, vi=flags.vi)
-        return run_piped(run, chat, question)
+        return answer_once(run, chat, question)

@@ -10,6 +10,7 @@ signature that Typer sees and hands the filled group to the function:
 A flag that sets a key arrives as text: the schema says what it may be, as in a config file.
 """
 
+import re
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -61,6 +62,14 @@ def switch(help: str, **more: Any) -> Any:
 def name_of(declared: "Field[Any]") -> str:
     """The long name of a flag."""
     return "--" + declared.name.strip("_").replace("_", "-")
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+
+
+def unescape(text: str) -> str:
+    r"""Read \n, \t, \r, \0 and \\ as a shell's user means them; any other backslash stays."""
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), text, flags=re.DOTALL)
 
 
 class OptionGroup:
@@ -170,6 +179,13 @@ class SamplingFlags(OptionGroup):
         "Text that ends an answer; repeatable", key="sampling.stop", metavar="TEXT"
     )
     ignore_eos: bool | None = flag("Go on after the model's end token", key="sampling.ignore_eos")
+
+    def typed(self) -> dict[str, tuple[str, Any]]:
+        """As every group, with the escapes of `--stop` read."""
+        found = super().typed()
+        if self.stop:
+            found["sampling.stop"] = ("--stop", [unescape(text) for text in self.stop])
+        return found
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ Integer = Annotated[int, BeforeValidator(_not_a_bool)]
 
 
 def message(error: Mapping[str, Any]) -> str:
-    """The text of one of pydantic's errors."""
+    """Return the text of one of pydantic's errors."""
     text: str = error["msg"]
     return text.removeprefix("Value error, ")
 

@@ -69,6 +69,10 @@ class EngineLoop:
         self._scheduler, self._cache = scheduler, cache
         self._flight: StepInFlight | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self.runner is None
+
     def open_runner(self) -> ModelRunner:
         """Raises EngineError once the engine is closed."""
         if self.runner is None:
