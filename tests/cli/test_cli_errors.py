@@ -206,14 +206,13 @@ def test_output_may_not_be_the_input_under_another_name(
     assert source.read_text() == '{"prompt": "say x"}\n'
 
 
-@pytest.mark.parametrize("command", [["generate", "demo", "-p", "x"], ["chat", "demo"]])
 @pytest.mark.parametrize(
-    ("args", "code"),
+    ("command", "args", "code"),
     [
-        (["--device", "cuda"], 2),
-        (["--max-model-len", "1000000"], 2),
-        (["--max-num-seqs", "100000"], 4),
-        (["--set", f"sampling.top_k={'9' * 5000}"], 2),
+        (["generate", "demo", "-p", "x"], ["--device", "cuda"], 2),
+        (["chat", "demo"], ["--max-model-len", "1000000"], 2),
+        (["generate", "demo", "-p", "x"], ["--max-num-seqs", "100000"], 4),
+        (["chat", "demo"], ["--set", f"sampling.top_k={'9' * 5000}"], 2),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -1,7 +1,7 @@
 """The configuration of one run: layers merged, every value with the place it came from.
 
-Precedence: defaults < the model's generation config (sampling only) < files in order < environment <
-flags and `--set`. A request's own sampling comes last and is not this file's business.
+Precedence: defaults < the model's generation config (sampling only) < the user's own file < files in order <
+environment < flags and `--set`. A request's own sampling comes last and is not this file's business.
 """
 
 import os
