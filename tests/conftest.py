@@ -1,12 +1,10 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.byte_tokenizer import write_byte_tokenizer
-from support.refusals import whole_refusals
 from support.tiny_checkpoint import write_tiny_checkpoint
 
 if not torch.cuda.is_available():
@@ -19,13 +17,6 @@ def _repeatable() -> None:
     torch.manual_seed(0)
     # At these sizes threads cost more than they give, and on a busy machine far more.
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def refusals_are_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each refusal that the test provokes has its reason and its remedy."""
-    with whole_refusals(monkeypatch):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minivllm_cli.config.settings import Settings
-from minivllm_cli.errors import CliError
 
 if TYPE_CHECKING:
     from minivllm_engine.engine.prepare import PreparedModel
     from minivllm_engine.llm import LLM
     from minivllm_engine.memory.device_memory import DeviceMemory
     from minivllm_engine.memory.fit import Fit
-    from minivllm_engine.memory.plan import MemoryPlan
+    from minivllm_engine.memory.layout import MemoryPlan
     from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.text.tokenizer import Tokenizer
 
@@ -30,10 +29,8 @@ def find_model(model: str) -> Path:
     """The directory of MODEL, which holds a checkpoint that can be loaded as far as its headers tell.
 
     Raises:
-        CliError: MODEL is no directory.
         CheckpointError: there is no checkpoint in it, or not a whole one.
     """
-    _check_directory(model, command="generate")
     from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
     from minivllm_engine.model_config.config import ModelConfig
 
@@ -42,17 +39,12 @@ def find_model(model: str) -> Path:
     return path
 
 
-def prepare_model(settings: Settings, command: str) -> "PreparedModel":
+def prepare_model(settings: Settings) -> "PreparedModel":
     """All that can be refused about a model and its config without its weights. Loads no torch.
 
-    Args:
-        command: who asks; a hint names it.
-
     Raises:
-        CliError: MODEL is no directory.
         EngineError: the checkpoint, the configuration, the memory or the device will not do.
     """
-    _check_directory(settings.model, command)
     from minivllm_engine.engine.prepare import prepare
 
     return prepare(settings.model, settings.engine_config)
@@ -67,15 +59,6 @@ def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
     from minivllm_engine.engine.random_model import prepare_random
 
     return prepare_random(shape, settings.engine_config)
-
-
-def _check_directory(model: str, command: str) -> None:
-    if model != "demo" and not Path(model).expanduser().is_dir():
-        raise CliError(
-            f"model {model!r} is not a directory",
-            why="minivllm reads local checkpoints only",
-            hint=f"minivllm {command} ./DIR, or MODEL = demo",
-        )
 
 
 def add_model_sampling(settings: Settings, model_path: Path) -> Settings:
@@ -141,13 +124,14 @@ def read_shape(model: str) -> ModelShape:
     """The shape of MODEL from its config.json, and from the headers of its weights if there are any.
 
     Raises:
-        CliError: MODEL is no directory.
         CheckpointError: there is no config.json, it cannot be read, or the weights are not those it asks for.
     """
-    _check_directory(model, command="inspect-cache")
-    from minivllm_engine.checkpoint.index import model_directory
+    from minivllm_engine.checkpoint.locate import locate, refuse_what_is_no_model
 
-    return _shape(model_directory(model))
+    path = locate(model)
+    if path.is_dir():
+        refuse_what_is_no_model(path, [file.name for file in path.iterdir()])
+    return _shape(path)
 
 
 def _shape(path: Path) -> ModelShape:

@@ -21,10 +21,10 @@ from minivllm_engine.engine.input_processor import InputProcessor, is_batch, ref
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
 from minivllm_engine.engine.prepare import PreparedModel, prepare
-from minivllm_engine.memory.plan import MemoryPlan
+from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.runner.model_runner import ModelRunner, Progress
 from minivllm_engine.scheduling.scheduler import Scheduler
-from minivllm_engine.text.prompt import Prompt
+from minivllm_engine.text.prompt import Prompt, is_messages
 
 
 class LLM:
@@ -180,6 +180,21 @@ class LLM:
         finally:
             self._drop(ids)
         return [results[request_id] for request_id in ids]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or a list of them. A bad one gives an output with `error` set.
+
+        Args:
+            template: what a prompt may have beside its messages: `tools`, `enable_thinking`,
+                `continue_final_message`, `chat_template_kwargs`.
+        """
+        many = [messages] if is_messages(messages) or not messages else messages
+        return self.generate([{"messages": one, **template} for one in many], params)
 
     def stream(
         self, prompt: Prompt | ReadyRequest, params: SamplingParams | None = None
@@ -377,7 +392,7 @@ class LLM:
         assert live == set(self._loop.request_states), "request states disagree with the scheduler"
 
     def close(self) -> None:
-        """Free the model's memory. Unfinished requests end with a last output, reason abort. May be repeated."""
+        """Free the model's memory. Unfinished requests end with a last output, reason abort."""
         with self._loop.signals:
             for request_id in list(self._loop.request_states):
                 state = self._loop.abort(request_id)

@@ -29,7 +29,7 @@ def _find_model(model: str) -> Path:
     return Path(model)
 
 
-def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
+def _prepare_model(settings: Settings) -> SimpleNamespace:
     path = _find_model(settings.model)
     fitting = int(os.environ.get("FAKE_CAPACITY", "1000"))
     asked = settings.get("engine.max_num_seqs")
@@ -81,7 +81,7 @@ FACTORY = {
     "prepare_model": _prepare_model,
     "open_engine": _open_engine,
     "plan_memory": _plan_memory,
-    "load_tokenizer": Tokenizer.from_dir,
+    "load_tokenizer": Tokenizer.from_dir,  # whose config.json says nothing of the embedding
 }
 
 

@@ -19,8 +19,8 @@ _GPU = DeviceMemory("cuda", "GPU", 2 << 30)
 _prepare = engine.prepare_model
 
 
-def _prepare_model(settings: Settings, command: str) -> Any:
-    prepared = _prepare(settings, command)
+def _prepare_model(settings: Settings) -> Any:
+    prepared = _prepare(settings)
     tied = prepared.index.seems_tied(prepared.model_config)
     config = settings.engine_config
     plan = plan_memory(prepared.model_config, config, _GPU, tied=tied)

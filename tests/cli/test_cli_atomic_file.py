@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli.program import Program
-from minivllm_cli.files.atomic_file import write_atomic
+from minivllm_engine.core.atomic_file import write_atomic
 
 
 def test_a_symlink_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_what_stat_calls_a_device_is_never_renamed_over(
     before = path.stat().st_ino
     with monkeypatch.context() as patch:
         patch.setattr(
-            "minivllm_cli.files.atomic_file.os.stat", lambda _: SimpleNamespace(st_mode=0o20666)
+            "minivllm_engine.core.atomic_file.os.stat", lambda _: SimpleNamespace(st_mode=0o20666)
         )
         patch.setattr("os.replace", lambda *_: pytest.fail("renamed over a device"))
         write_atomic(path, b"x")

@@ -76,7 +76,8 @@ def run_dry(
         if isinstance(job.line, BadLine):
             reports.bad(job.line)
         else:
-            _look_at(job, job.line, builder, tokenizer, look, reports)
+            for part in job.line.parts:
+                _look_at(job, part, builder, tokenizer, look, reports)
     reports.end()
     if look.scan.total == 0:
         raise CliError(f"{name} holds no prompts (empty_file)")

@@ -104,7 +104,7 @@ class Scan:
     def add(self, line: Line, *, done: bool, failed_before: bool) -> None:
         """Count one line."""
         self.indices.append(line.index)
-        sequences = line.params.n if isinstance(line, RequestLine) else 1
+        sequences = line.num_sequences if isinstance(line, RequestLine) else 1
         self.num_sequences += sequences
         if done:
             self.num_done += 1

@@ -16,7 +16,7 @@ from minivllm_engine.core.errors import EngineError
 
 if TYPE_CHECKING:
     from minivllm_engine.memory.device_memory import DeviceMemory
-    from minivllm_engine.memory.plan import MemoryPlan
+    from minivllm_engine.memory.layout import MemoryPlan
 
 _STEP = 1024
 _OFTEN = 0.5

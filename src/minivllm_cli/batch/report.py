@@ -11,9 +11,9 @@ from minivllm_cli.batch.tally import Tally
 from minivllm_cli.batch.verify import verify_text
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import ExitCode, OutputFailed, Problem
-from minivllm_cli.files.atomic_file import write_atomic
 from minivllm_cli.files.input_file import InputFile
 from minivllm_cli.files.output_target import OutputTarget
+from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.lines import BadLine, Line

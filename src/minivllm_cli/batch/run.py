@@ -139,7 +139,7 @@ def check_batch(
         settings = engine.add_model_sampling(settings, model_path)
         tokenizer = engine.load_tokenizer(model_path)
     else:
-        prepared = engine.prepare_model(settings, run.command)
+        prepared = engine.prepare_model(settings)
         model_path, tokenizer = prepared.path, prepared.tokenizer
         settings = settings.with_model_sampling(prepared.generation_config.sampling)
     check_thinking(overrides.think, tokenizer, settings.model)

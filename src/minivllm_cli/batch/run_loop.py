@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.prompts import BuiltPrompt, PromptBuilder
@@ -19,6 +19,7 @@ from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Job, RequestLine
+from minivllm_engine.protocol.openai_records import join_outputs
 from minivllm_engine.protocol.records import bad_line_record, engine_error_record, ok_record
 from minivllm_engine.protocol.shapes import usage_record
 
@@ -35,6 +36,7 @@ class _Running:
     line: RequestLine
     params: ResolvedSampling
     prompt: BuiltPrompt
+    part: int
     started: bool = False
     output: RequestOutput | None = None
 
@@ -64,6 +66,8 @@ class RunLoop:
     between_steps: Callable[[], None] = lambda: None
     _running: dict[str, _Running] = field(default_factory=dict)
     _in_flight: int = 0
+    # Of lines of several prompts, by position in the run: what was answered so far.
+    _parts: dict[int, dict[int, RequestOutput]] = field(default_factory=dict)
     _started_tokens: int = 0
     _reused_tokens: int = 0
     _exhausted: bool = False
@@ -158,24 +162,30 @@ class RunLoop:
     def _add(self, job: Job, line: RequestLine) -> None:
         assert job.params is not None
         num_tokens: int | None = None
+        added: list[str] = []
         try:
-            prompt = self.builder.build(line, job.params)
-            num_tokens = len(prompt.ids)
-            asked = prompt.request
-            if self.verifier is not None:
-                asked = self.verifier.asking(asked)
-            request_id = self.llm.add_request(asked, request_id=str(job.position))
+            for part, one in enumerate(line.parts):
+                num_tokens = None
+                params = replace(job.params, seed=job.params.seed ^ part)
+                prompt = self.builder.build(one, params)
+                num_tokens = len(prompt.ids)
+                asked = prompt.request
+                if self.verifier is not None:
+                    asked = self.verifier.asking(asked)
+                name = f"{job.position}.{part}" if part else str(job.position)
+                added.append(self.llm.add_request(asked, request_id=name))
+                self._running[name] = _Running(job, line, job.params, prompt, part)
+                self._in_flight += job.params.n
         except RequestError as error:
+            for name in added:
+                self._drop(name)
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
                 hint = self.remedies.for_long_prompt(num_tokens)
             self.reports.refused(line, error, hint)
             usage = None if num_tokens is None else {"prompt_tokens": num_tokens}
             record = engine_error_record(line, error, hint, usage=usage)
-            self._write(job, record, sequences=job.params.n)
-            return
-        self._running[request_id] = _Running(job, line, job.params, prompt)
-        self._in_flight += job.params.n
+            self._write(job, record, sequences=line.num_sequences)
 
     def _step(self) -> None:
         for output in self._engine_step():
@@ -219,13 +229,17 @@ class RunLoop:
         if self.verifier is not None:
             self.verifier.consider(running.job, running.prompt.request, output)
             output = self.verifier.as_asked(output, running.params)
-        token_text = self.llm.tokenizer.token_text
+        whole = self._with_other_parts(running, output)
+        if whole is None:
+            return
+        output = whole
+        tokenizer = self.llm.tokenizer
         if output.error is not None:
             record = engine_error_record(
                 running.line,
                 output.error,
                 output.error.hint,
-                usage=usage_record(output.usage, token_text),
+                usage=usage_record(output.usage, tokenizer),
             )
         else:
             self.tally.num_truncated += running.prompt.truncated > 0
@@ -233,11 +247,23 @@ class RunLoop:
                 running.line,
                 output,
                 params=running.params,
-                token_text=token_text,
+                tokenizer=tokenizer,
                 truncated=running.prompt.truncated,
                 strip_thinking=self.strip_thinking,
             )
-        self._write(running.job, record, sequences=running.params.n)
+        self._write(running.job, record, sequences=running.line.num_sequences)
+
+    def _with_other_parts(self, running: _Running, output: RequestOutput) -> RequestOutput | None:
+        """The answer to all prompts of the line; None while some of them run."""
+        num_parts = len(running.line.parts)
+        if num_parts == 1:
+            return output
+        done = self._parts.setdefault(running.job.position, {})
+        done[running.part] = output
+        if len(done) < num_parts:
+            return None
+        del self._parts[running.job.position]
+        return join_outputs([done[part] for part in range(num_parts)])
 
     def _write(self, job: Job, record: dict[str, Any], *, sequences: int) -> None:
         self.sink.put(job.position, job.line.index, job.key, record)

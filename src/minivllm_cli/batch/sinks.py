@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Protocol
 from minivllm_cli.batch.flags import GenerateFlags, Order
 from minivllm_cli.console.streams import Console, Results, claim_stdout, strip_controls
 from minivllm_cli.errors import CliError, OutputFailed
-from minivllm_cli.files.atomic_file import sync_directory
 from minivllm_cli.files.journal import Journal
 from minivllm_cli.files.output_target import OutputTarget
+from minivllm_engine.core.atomic_file import sync_directory
 from minivllm_engine.protocol.records import record_texts
 from minivllm_engine.protocol.strict_json import dump_line, encode_text
 

@@ -197,7 +197,8 @@ class Verifier:
             return
         asked = self.asking(request)
         cold = replace(asked, params=replace(asked.params, prefix_cache=False))
-        request_id = self._llm.add_request(cold, request_id=f"replay-{job.position}", counted=False)
+        name = f"replay-{output.request_id}"
+        request_id = self._llm.add_request(cold, request_id=name, counted=False)
         self._replays[request_id] = _Replay(job, output)
 
     def take(self, output: RequestOutput) -> bool:

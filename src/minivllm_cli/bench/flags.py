@@ -1,13 +1,16 @@
 """The options of `bench`, and which of them go together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from minivllm_cli.config.flags import OptionGroup, cache_dump_flag, flag, switch
 from minivllm_cli.errors import CliError
 from minivllm_engine.model_config.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from minivllm_cli.config.settings import Settings
 
 
 class Format(StrEnum):
@@ -20,9 +23,24 @@ class Format(StrEnum):
     JSONL = "jsonl"
 
 
+class Metric(StrEnum):
+    """What of a sample is compared."""
+
+    TOK_S = "tok_s"
+    WALL_S = "wall_s"
+    ITL_MS = "itl_ms"
+    TTFT_MS = "ttft_ms"
+    QUEUE_MS = "queue_ms"
+    TPOT_MS = "tpot_ms"
+    E2E_MS = "e2e_ms"
+
+
 Shape = StrEnum("Shape", {f"B{name}": name for name in SHAPES})  # type: ignore[misc]
 
-_WHAT, _HOW, _OUT, _COMPARE = "What is measured", "How", "Results", "Comparing two saved runs"
+_UNREAD = {"chat", "sampling"}
+_ONLY_COMPARE = ("fail_if_slower", "metric", "force")
+_COMPARE = (*_ONLY_COMPARE, "compare", "format", "json_")
+_WHAT, _HOW, _OUT, _COMPARING = "What is measured", "How", "Results", "Comparing two saved runs"
 
 
 @dataclass(frozen=True)
@@ -33,7 +51,7 @@ class BenchFlags(OptionGroup):
     workload: str | None = flag(
         "prefill, decode, mixed, prefix or jsonl:FILE", key="bench.workload", metavar="KIND"
     )
-    batch: str | None = flag("Requests at once: 1,8,64 or 1-64*2", key="bench.batch")
+    batch: str | None = flag("Requests at once: 1,8,64", key="bench.batch")
     prompt_len: str | None = flag("Tokens of a prompt; 100~1024 draws them", key="bench.prompt_len")
     gen_len: str | None = flag("Tokens of an answer", key="bench.gen_len")
     depth: str | None = flag(
@@ -59,11 +77,13 @@ class BenchFlags(OptionGroup):
     save: Path | None = flag("Write the JSON document to FILE", metavar="FILE")
     overwrite: bool = switch("Replace the FILE of --save if it is there")
     help_metrics: bool = switch("Say what each figure means and leave")
-    compare: tuple[Path, Path] | None = flag("Files of --save", metavar="BASE NEW", panel=_COMPARE)
+    compare: tuple[Path, Path] | None = flag(
+        "Files of --save", metavar="BASE NEW", panel=_COMPARING
+    )
     fail_if_slower: str | None = flag(
         "Exit 5 if a row is slower by more than, say, 3%, and it is not noise", metavar="SHARE"
     )
-    metric: str | None = flag("What is compared; tok_s", metavar="NAME")
+    metric: Metric | None = flag("What is compared; tok_s")
     force: bool = switch("Compare runs of other GPUs or models")
     cache_dump: Path | None = cache_dump_flag()
 
@@ -84,39 +104,49 @@ class BenchFlags(OptionGroup):
         Raises:
             CliError: which flags do not go together.
         """
+        if self.compare is not None:
+            for name, value in (
+                ("model", model),
+                *((f.name, getattr(self, f.name)) for f in fields(self)),
+            ):
+                if name not in _COMPARE and value not in (None, False):
+                    typed = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+                    raise CliError(f"{typed} measures, and --compare only reads two saved runs")
+            return
+        for name in _ONLY_COMPARE:
+            if getattr(self, name) not in (None, False):
+                typed = f"--{name.replace('_', '-')}"
+                raise CliError(f"{typed} goes with --compare", hint="--compare BASE NEW")
         if self.verify is not None and self.verify < 1:
             raise CliError(f"--verify {self.verify}: should be at least 1")
-        if self.compare is None:
-            for flag, value in (
-                ("--fail-if-slower", self.fail_if_slower),
-                ("--metric", self.metric),
-                ("--force", self.force),
-            ):
-                if value not in (None, False):
-                    raise CliError(f"{flag} goes with --compare", hint="--compare BASE NEW")
-            if self.overwrite and self.save is None:
-                raise CliError("--overwrite goes with --save", hint="--save FILE")
-            if self.shape is not None and model is not None:
-                raise CliError("MODEL and --shape exclude each other", hint="one of them")
-            if self.suite is not None and self.workload is not None:
-                raise CliError(
-                    "--suite and --workload exclude each other", why="a suite has its own workloads"
-                )
-            return
-        for flag in self._measuring(model):
-            raise CliError(f"{flag} measures, and --compare only reads two saved runs")
+        if self.overwrite and self.save is None:
+            raise CliError("--overwrite goes with --save", hint="--save FILE")
+        if self.shape is not None and model is not None:
+            raise CliError("MODEL and --shape exclude each other", hint="one of them")
 
-    def _measuring(self, model: str | None) -> list[str]:
-        given = [flag for flag, _ in self.typed().values()]
-        more: list[tuple[str, Any]] = [
-            ("MODEL", model),
-            ("--shape", self.shape),
-            ("--graph", self.graph),
-            ("--eager", self.eager),
-            ("--strict-equal", self.strict_equal),
-            ("--verify", self.verify),
-            ("--save", self.save),
-            ("--overwrite", self.overwrite),
-            ("--cache-dump", self.cache_dump),
-        ]
-        return given + [flag for flag, value in more if value]
+
+def check_keys(settings: "Settings", flags: BenchFlags) -> None:
+    """Refuse keys that were typed, and that this run does not read. In files they are for other commands.
+
+    Raises:
+        CliError: which.
+    """
+    is_file = (settings.bench.workload or "").startswith("jsonl:")
+    is_suite = settings.source("bench.suite").startswith("--")
+    unread = {"chat"} if is_file and not is_suite else _UNREAD
+    for path, entry in settings.entries.items():
+        section, source = path.partition(".")[0], entry.source
+        if not source.startswith("--"):
+            continue
+        if flags.compare is not None and section != "output":
+            raise CliError(f"{source} measures, and --compare only reads two saved runs")
+        if flags.shape is not None and section == "model":
+            raise CliError(f"{source} and --shape exclude each other", hint="one of them")
+        if flags.compare is None and section in unread:
+            raise CliError(
+                f"{source}: bench does not read {path}",
+                why="prompts of its own are answered greedily, to the length that is set"
+                if section == "sampling"
+                else None,
+                hint=f"leave out {source}",
+            )

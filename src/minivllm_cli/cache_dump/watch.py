@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import OutputFailed
-from minivllm_cli.files.atomic_file import write_atomic
+from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.protocol.strict_json import dump_line
 
 if TYPE_CHECKING:

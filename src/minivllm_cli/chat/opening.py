@@ -65,7 +65,7 @@ def open_chat(
     settings = _for_one_conversation(settings)
     others = {"--transcript": transcript, "--load": load}
     check_side_file("--cache-dump", cache_dump, "cache.json", others)
-    prepared = engine.prepare_model(settings, run.command)
+    prepared = engine.prepare_model(settings)
     path = prepared.path
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     settings = _with_system_text(settings, prepared.tokenizer)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from minivllm_cli.chat.transcript import Message, Transcript
 from minivllm_cli.config.yaml import dump_value
 from minivllm_cli.errors import CliError
-from minivllm_cli.files.atomic_file import write_atomic
+from minivllm_engine.core.atomic_file import write_all, write_atomic
 from minivllm_engine.protocol.strict_json import BadJson, dump_line, encode_text, parse_object
 
 SCHEMA_VERSION = 1
@@ -290,7 +290,7 @@ class TranscriptFile:
             self._written, whole = load_bytes(data, str(self.path))
             os.ftruncate(self._descriptor, whole)
             if data[whole - 1 : whole] != b"\n":
-                _write_all(self._descriptor, b"\n")
+                write_all(self._descriptor, b"\n")
 
     @property
     def resumed(self) -> SavedChat | None:
@@ -306,7 +306,7 @@ class TranscriptFile:
         data = b"".join(dump_line(row) for row in _difference(self._written, chat))
         size = os.fstat(self._descriptor).st_size
         try:
-            _write_all(self._descriptor, data)
+            write_all(self._descriptor, data)
         except OSError as error:
             with suppress(OSError):  # a FIFO or a device has no size
                 os.ftruncate(self._descriptor, size)
@@ -334,8 +334,3 @@ def _difference(old: SavedChat | None, new: SavedChat) -> list[dict[str, Any]]:
     if old.transcript.system != new.transcript.system:
         rows.append({"event": "system", "content": new.transcript.system})
     return rows + [message_row(message) for message in new.transcript.messages[common:]]
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -131,7 +131,7 @@ def _cache(repl: Repl) -> str:
 
 
 def _memory(repl: Repl) -> str:
-    from minivllm_engine.memory.plan import kv_bytes_per_token, slot_bytes
+    from minivllm_engine.memory.sizes import kv_bytes_per_token, slot_bytes
 
     llm = repl.chat.llm
     stats, model, engine = llm.stats(), llm.model_config, llm.config.engine

@@ -78,7 +78,7 @@ class Bar:
     def _render(self) -> Group:
         width = self._rich.width
         # A narrower terminal has broken the lines, and Rich wipes as many as it wrote. xterm cuts them.
-        broken = sum(max(cells - 1, 0) // width for cells in self._drawn)
+        broken = sum(max(cells - 1, 0) // max(width, 1) for cells in self._drawn)
         if broken and "XTERM_VERSION" not in os.environ:
             sys.stderr.write("\r\x1b[2K\x1b[1A" * broken)
         self._drawn = [

@@ -194,7 +194,7 @@ class Console:
 def _between_words(text: str) -> str:
     """Break lines that are wider than the terminal; not hints and excerpts, which are there to be copied."""
     try:
-        columns = os.get_terminal_size(2).columns
+        columns = os.get_terminal_size(2).columns or sys.maxsize  # 0 where nobody said it
     except OSError:
         return text
     lines: list[str] = []

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import claim_stdout, strip_controls
+from minivllm_cli.convert.converting import conversion_progress
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.planning import read_source
-from minivllm_cli.convert.progress import conversion_progress
 from minivllm_cli.errors import ExitCode, Problem
 from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import count_text, format_size
@@ -93,3 +93,7 @@ def _text(report: "CheckReport") -> str:
         f"{format_size(report.num_bytes)}: {verdict}"
     )
     return "".join(line + "\n" for line in lines)
+
+
+if TYPE_CHECKING:
+    pass

@@ -83,14 +83,16 @@ def register(app: typer.Typer) -> None:
         if plan.problems:
             return report_problems(run, plan)
         assert dst is not None
-        from minivllm_cli.convert.destination import check_destination, confirm_overwrite
-        from minivllm_cli.convert.logits import check_logits_file
+        from minivllm_cli.convert.converting import (
+            check_destination,
+            check_logits_file,
+            confirm_overwrite,
+            convert_source,
+        )
 
         destination = check_destination(dst, plan.source, flags)
         if flags.verify_logits is not None:
             check_logits_file(run, flags.verify_logits, plan)
         if flags.overwrite:
-            confirm_overwrite(run, destination, yes=flags.yes)
-        from minivllm_cli.convert.converting import convert_source
-
+            confirm_overwrite(run, dst, destination, yes=flags.yes)
         return convert_source(run, settings, flags, plan, dst, destination.partial)

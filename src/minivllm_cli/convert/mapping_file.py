@@ -6,7 +6,7 @@ import yaml
 
 from minivllm_cli.config.config_file import Place, compose, read_text
 from minivllm_cli.errors import CliError, Problem
-from minivllm_engine.conversion.pattern_mistakes import mistake_in_pair
+from minivllm_engine.conversion.patterns import mistake_in_pair
 from minivllm_engine.core.escape import escape
 
 _STRING, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"

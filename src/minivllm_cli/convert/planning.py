@@ -6,11 +6,11 @@ from typing import Any
 
 from minivllm_cli.command import Invocation
 from minivllm_cli.console.streams import claim_stdout, strip_controls
-from minivllm_cli.convert.destination import check_destination
+from minivllm_cli.console.table import output_width
+from minivllm_cli.convert.converting import check_destination
 from minivllm_cli.convert.flags import ConvertFlags
 from minivllm_cli.convert.mapping_file import read_mapping
 from minivllm_cli.convert.table import (
-    output_width,
     plan_text,
     problem_lines,
     totals,
@@ -18,9 +18,9 @@ from minivllm_cli.convert.table import (
 )
 from minivllm_cli.errors import CliError, ExitCode, Problem
 from minivllm_engine.conversion import ConvertOptions, Plan, explain, open_source, plan_conversion
+from minivllm_engine.conversion.explaining import Proposal, proposal, reason
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.conversion.source import Source
-from minivllm_engine.conversion.way_out import WayOut, reason, way_out
 from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import format_size, parse_size
 
@@ -65,13 +65,16 @@ def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None
         ConversionError: something is at DST, or it is where the source is.
     """
     results = claim_stdout()
-    out = way_out(plan) if plan.problems else None
+    out = proposal(plan) if plan.problems else None
     if flags.json_:
         if not run.console.json_events:
             width = output_width(run.console.live)
             run.console.note(plan_text(plan, dst, width).rstrip("\n"))
         document = plan.to_json()
-        document["remedy"] = out and {"text": out.text, **out.fix.to_json(plan.options)}
+        document["remedy"] = out and {
+            "text": out.text,
+            "mapping": None if out.mapping is None else dict(out.mapping),
+        }
         results.write_text(json.dumps(document, allow_nan=False) + "\n")
     else:
         text = plan_text(plan, dst, output_width(results.is_terminal))
@@ -99,11 +102,11 @@ def report_problems(run: Invocation, plan: Plan) -> int:
         lines.append(f"... and {more:,} more: --dry-run shows all")
     for line in (*lines, *totals(plan)):
         run.console.note(line)
-    run.console.error(_not_covered(plan, way_out(plan)))
+    run.console.error(_not_covered(plan, proposal(plan)))
     return ExitCode.CHECK_FAILED
 
 
-def _not_covered(plan: Plan, out: WayOut) -> Problem:
+def _not_covered(plan: Plan, out: Proposal) -> Problem:
     what = f"{', '.join(counted(plan.problems))}; nothing written"
     return Problem(what, why=reason(plan), hint=out.text)
 

@@ -1,38 +1,19 @@
 """A plan as text: the mapping table, what is wrong, totals and needs, in the width that there is."""
 
-import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from textwrap import wrap
 
+from minivllm_cli.console.table import Column, table_text
 from minivllm_engine.conversion.plan import MAPPING, Plan, Problem, Row
 from minivllm_engine.conversion.problems import counted
 from minivllm_engine.core.escape import escape
 from minivllm_engine.core.units import count_text, format_size
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    count: str
-    source: str
-    target: str
-    op: str
-    dtype: str
-    size: str
-
-
-_HEAD = _Cells("n", "source", "target", "op", "dtype", "size")
-
-
-def output_width(to_terminal: bool) -> int | None:
-    """Columns of the terminal on stdout; None where it is a file or a pipe, which takes any."""
-    return shutil.get_terminal_size().columns if to_terminal else None
-
-
 def plan_text(plan: Plan, dst: Path | None, width: int | None) -> str:
-    """The whole plan. No line of the table is wider than `width`, and none is cut.
+    """Lay out the whole plan. No line of the table is wider than `width`, and none is cut.
 
     Args:
         width: of a terminal; None gives every row one line.
@@ -52,13 +33,23 @@ def plan_text(plan: Plan, dst: Path | None, width: int | None) -> str:
 
 
 def mapping_table(rows: Sequence[Row], width: int | None) -> list[str]:
-    """A header and a row for each line of the table: on one line, or on two, or more where names are long."""
-    cells = [_HEAD, *map(_cells, rows)]
-    wide = _one_line(cells)
-    if width is None or _widest(wide) <= width:
+    """A header and a row for each line of the table; targets stand below sources where it is narrow."""
+    cells = [_cells(row) for row in rows]
+    names = ["n", "source", "→ target", "op", "dtype", "size"]
+    columns = [
+        Column(name, right=i in (0, 5), width=0 if i in (1, 2) else max(len(c[i]) for c in cells))
+        for i, name in enumerate(names)
+    ]
+    wide = table_text(columns, cells).splitlines()
+    if width is None or max(map(len, wide)) <= width:
         return wide
-    two = _target_below(cells)
-    return two if _widest(two) <= width else _narrow(cells, width)
+    columns[1] = Column("source → target")
+    below = [
+        line
+        for count, source, target, *rest in cells
+        for line in ([count, source, *rest], ["→", target.removeprefix("→ "), "", "", ""])
+    ]
+    return table_text([*columns[:2], *columns[3:]], below, width=width).splitlines()
 
 
 def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
@@ -122,66 +113,12 @@ def _common_start(texts: Sequence[str]) -> int:
     return sum(1 for _ in takewhile(lambda chars: len(set(chars)) == 1, zip(*texts, strict=False)))
 
 
-def _cells(row: Row) -> _Cells:
+def _cells(row: Row) -> list[str]:
     target = braces(row.targets) if row.targets else f"(dropped: rule {row.rule})"
     dtype = f"{row.dtype} kept" if row.kept else row.dtype or "–"
     op = row.op if row.targets else "–"
-    source = escape(row.source)
-    return _Cells(f"{row.count:,}", source, target, op, dtype, format_size(row.num_bytes))
-
-
-def _column(cells: Sequence[_Cells], name: str) -> int:
-    return max(len(getattr(cell, name)) for cell in cells)
-
-
-def _widest(lines: Iterable[str]) -> int:
-    return max(map(len, lines))
-
-
-def _one_line(cells: Sequence[_Cells]) -> list[str]:
-    count, source, target = (_column(cells, name) for name in ("count", "source", "target"))
-    op, dtype, size = (_column(cells, name) for name in ("op", "dtype", "size"))
-    return [
-        f"{c.count:>{count}}  {c.source:<{source}}  → {c.target:<{target}}"
-        f"  {c.op:<{op}}  {c.dtype:<{dtype}}  {c.size:>{size}}"
-        for c in cells
-    ]
-
-
-def _target_below(cells: Sequence[_Cells]) -> list[str]:
-    count, source = _column(cells, "count"), _column(cells, "source")
-    op, dtype, size = (_column(cells, name) for name in ("op", "dtype", "size"))
-    lines = []
-    for c in cells:
-        lines.append(
-            f"{c.count:>{count}}  {c.source:<{source}}"
-            f"  {c.op:<{op}}  {c.dtype:<{dtype}}  {c.size:>{size}}"
-        )
-        lines.append(f"{'':>{count}}  → {_target_of(c)}")
-    return lines
-
-
-def _narrow(cells: Sequence[_Cells], width: int) -> list[str]:
-    """Source and operation on one line, target, dtype and size on the next, flush with the right edge."""
-    count, dtype, size = (_column(cells, name) for name in ("count", "dtype", "size"))
-    lines = []
-    for c in cells:
-        lines += _two_sided(f"{c.count:>{count}}  {c.source}", c.op, width)
-        right = f"{c.dtype:<{dtype}}  {c.size:>{size}}"
-        lines += _two_sided(f"{'':>{count}}  → {_target_of(c)}", right, width)
-    return lines
-
-
-def _target_of(cells: _Cells) -> str:
-    """What stands below a source."""
-    return "(the same name)" if cells.target == cells.source else cells.target
-
-
-def _two_sided(left: str, right: str, width: int) -> list[str]:
-    room = width - len(left) - len(right)
-    if room >= 2:
-        return [left + " " * room + right]
-    return [left, right.rjust(width)]
+    size = format_size(row.num_bytes)
+    return [f"{row.count:,}", escape(row.source), f"→ {target}", op, dtype, size]
 
 
 def _fill(parts: Sequence[str], width: int | None, *, gap: str, indent: str = "  ") -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from minivllm_cli.errors import CliError, OutputFailed
-from minivllm_cli.files.atomic_file import write_all
 from minivllm_cli.files.fingerprint import changed_parts, fingerprint
+from minivllm_engine.core.atomic_file import write_all
 from minivllm_engine.protocol.records import record_failed
 from minivllm_engine.protocol.strict_json import dump_line
 

@@ -38,7 +38,7 @@ def stream_prompt(
     run.interrupts.activity = "looking at the model"
     check_side_file("--summary", flags.summary, "summary.json", {})
     check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--summary": flags.summary})
-    prepared = engine.prepare_model(settings, run.command)
+    prepared = engine.prepare_model(settings)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     tally = Tally()

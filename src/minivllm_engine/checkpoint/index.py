@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from minivllm_engine.checkpoint.locate import gguf_file, locate, refuse_what_is_no_model
 from minivllm_engine.checkpoint.mismatch import conversion_command, mismatch
 from minivllm_engine.checkpoint.names import (
     EMBEDDING,
@@ -15,7 +16,11 @@ from minivllm_engine.checkpoint.names import (
     refusal,
 )
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
-from minivllm_engine.checkpoint.shard_index import check_shard_sets, read_shard_index
+from minivllm_engine.checkpoint.shard_index import (
+    check_shard_sets,
+    indexed_tensors,
+    read_shard_index,
+)
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
@@ -28,47 +33,41 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NEEDED = "A model is a directory with config.json, *.safetensors and tokenizer.json."
 
 
-def model_directory(model: str | Path) -> Path:
-    """Where a model lies, if it is there: "demo" is the one in this package, anything else a path."""
-    return Path(__file__).parents[1] / "demo" if str(model) == "demo" else Path(model).expanduser()
-
-
 def resolve_model(model: str | Path) -> Path:
-    """The directory of a model: "demo" is the one in this package, anything else a path.
+    """Find the directory of a model: see `locate`.
 
     Raises:
         CheckpointError: there is no such directory, or it has no config.json or no safetensors.
     """
-    path = model_directory(model)
+    path = locate(model)
+    if not path.is_dir():
+        if path.suffix == ".gguf":
+            raise gguf_file(path)
+        raise CheckpointError(
+            f"{path} is a file, not a model directory",
+            why="config.json and tokenizer.json are needed beside the weights",
+            hint=f"Give the directory that holds it: {shlex.quote(str(path.parent))}",
+        )
     try:
-        is_empty = path.is_dir() and not any(path.iterdir())
+        names = sorted(file.name for file in path.iterdir())
     except OSError as error:
         raise CheckpointError(
             f"model directory {path} cannot be read",
             why=error.strerror or str(error),
             hint="See that it is there and that you may read it.",
         ) from None
-    if not path.exists():
-        raise CheckpointError(
-            f"model directory {path} does not exist",
-            why="nothing of that name is on this machine",
-            hint='Nothing is downloaded: give the path of a directory on this machine, or "demo".',
-        )
-    if not path.is_dir():
-        raise CheckpointError(
-            f"{path} is a file, not a model directory",
-            why="config.json and tokenizer.json are needed beside the weights",
-            hint=f"Give the directory that holds it: {shlex.quote(str(path.parent))}",
-        )
+    refuse_what_is_no_model(path, names)
+    is_empty = not names
     if is_empty:
         raise CheckpointError(
             f"model directory {path} is empty", why="it holds no file at all", hint=_NEEDED
         )
     if not (path / "config.json").is_file():
-        found = Counter(map(_kind_of, path.iterdir()))
+        kinds = ("/" if file.is_dir() else file.suffix or file.name for file in path.iterdir())
+        found = Counter(kinds).most_common(4)
         counts = ", ".join(
-            f"{count} {kind}" if kind.startswith("*") else kind
-            for kind, count in found.most_common(4)
+            count_text(count, "folder") if kind == "/" else f"{count} *{kind}"
+            for kind, count in found
         )
         hint = f"{conversion_command(path)} --model-config FILE" if _pickles(path) else _NEEDED
         raise CheckpointError(
@@ -78,12 +77,6 @@ def resolve_model(model: str | Path) -> Path:
         )
     _weight_files(path)
     return path
-
-
-def _kind_of(path: Path) -> str:
-    if path.is_dir():
-        return f"{path.name}/"
-    return f"*{path.suffix}" if path.suffix else path.name
 
 
 @dataclass(frozen=True)
@@ -205,7 +198,13 @@ def _pickles(path: Path) -> list[str]:
 
 
 def _stored_tensors(path: Path) -> list[TensorEntry]:
-    return [entry for file in _weight_files(path) for entry in read_header(file)]
+    stored = [entry for file in _weight_files(path) for entry in read_header(file)]
+    if (path / _SINGLE).is_file() or not (path / _SHARDED).is_file():
+        return stored
+    tensors, left_out = indexed_tensors(read_shard_index(path / _SHARDED), stored)
+    if left_out:
+        logger.warning("%s", left_out)
+    return tensors
 
 
 def _check_layout(entry: TensorEntry) -> None:

@@ -21,6 +21,7 @@ WRAPPERS: tuple[tuple[str, ...], ...] = (
     ("_forward_module",),
     ("base_layer",),
     ("base_model", "model"),
+    ("modules_to_save", "default"),
 )
 
 # Leading segments before the text model, in any number: `model.language_model.` in official files, `model.`
@@ -40,6 +41,8 @@ SKIPPED = (
     Skip("text-only", r"visual|vision_tower|vision_model"),
     Skip("mtp", r"mtp|mtp_[^.]*"),
     Skip("rotary-buffer", r"(layers\.\d+\.\w+\.)?rotary_emb\.inv_freq"),
+    # PEFT keeps a module as it was beside the one that it trained and saved, which counts.
+    Skip("peft-original", r"(.+\.)?original_module"),
 )
 
 

@@ -15,6 +15,8 @@ from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
 
 _MAX_HEADER_BYTES = 100_000_000
+# Of a dimension and an offset, which readers keep in 64 bits.
+_LIMIT = 1 << 63
 _COPY_AGAIN = "Copy the file again from where the model came from."
 
 # The start of the small text that stands for a large file where Git LFS has not fetched it.
@@ -64,12 +66,14 @@ def read_header(file: Path) -> list[TensorEntry]:
             hint="See that it is there and that you may read it.",
         ) from None
     try:
-        header = json.loads(raw)
+        header = json.loads(raw.decode())
     except (ValueError, RecursionError):
         raise _no_safetensors(file, "its header is not JSON") from None
     if not isinstance(header, dict):
         raise _no_safetensors(file, "its header is not a JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _no_safetensors(file, "its __metadata__ is not an object of texts")
     data_begin = 8 + length
     entries = [_entry(file, name, fields, data_begin) for name, fields in header.items()]
     _check_coverage(file, entries, data_begin, size)
@@ -104,7 +108,7 @@ def _entry(file: Path, name: str, fields: Any, data_begin: int) -> TensorEntry:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
         numbers = [begin, end, *shape]
         valid = isinstance(dtype, str) and isinstance(fields["shape"], list)
-        valid = valid and all(type(number) is int and number >= 0 for number in numbers)
+        valid = valid and all(type(number) is int and 0 <= number < _LIMIT for number in numbers)
         valid = valid and begin <= end
     except (KeyError, TypeError, ValueError):
         valid = False

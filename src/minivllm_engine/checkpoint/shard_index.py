@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape, listed
+from minivllm_engine.core.units import count_text
 
 # One of several files of a checkpoint, such as model-00001-of-00003.safetensors.
 _NUMBERED = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.\w+)")
+
+_MOST_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ def read_shard_index(file: Path) -> ShardIndex:
         CheckpointError: it is no index, names a file outside its directory, or one that is not there.
     """
     try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
         content = json.loads(file.read_text(encoding="utf-8"))
         weight_map = content["weight_map"]
         names = sorted(set(weight_map.values()))
@@ -68,6 +74,37 @@ def read_shard_index(file: Path) -> ShardIndex:
     if isinstance(total_size, float) and total_size.is_integer():
         size = int(total_size)
     return ShardIndex(file, tuple(shards), weight_map, size)
+
+
+def indexed_tensors(
+    index: ShardIndex, stored: Iterable[TensorEntry]
+) -> tuple[list[TensorEntry], str | None]:
+    """The tensors that the index names, each from the file that it says, and what it leaves out in words.
+
+    Args:
+        stored: all tensors of its shards.
+
+    Raises:
+        CheckpointError: a tensor does not lie where the index says.
+    """
+    taken: dict[str, TensorEntry] = {}
+    others: dict[str, TensorEntry] = {}
+    for entry in stored:
+        file = index.weight_map.get(entry.name)
+        right = file is not None and index.file.parent / file == entry.file
+        (taken if right else others)[entry.name] = entry
+    lost = next((name for name in index.weight_map if name not in taken), None)
+    if lost is not None:
+        where = f"it lies in {others[lost].file.name}" if lost in others else "no shard holds it"
+        raise CheckpointError(
+            f"{index.file} does not describe its shards",
+            why=f"it says that {escape(lost)} lies in {escape(index.weight_map[lost])}; {where}",
+            hint="Copy the index and the shards again, from one place.",
+        )
+    if not others:
+        return list(taken.values()), None
+    told = f"{index.file} leaves out {count_text(len(others), 'tensor')} of its shards ({listed(others, 2)})"
+    return list(taken.values()), told
 
 
 def _what_is_wrong(error: Exception) -> str:

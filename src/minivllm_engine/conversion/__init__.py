@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minivllm_engine.conversion.checking import CheckReport, check
     from minivllm_engine.conversion.converting import convert
     from minivllm_engine.conversion.explaining import Explanation, Step, explain
     from minivllm_engine.conversion.options import ConvertOptions
@@ -20,10 +19,11 @@ if TYPE_CHECKING:
     from minivllm_engine.conversion.planning import plan_conversion
     from minivllm_engine.conversion.report import Cast, Difference, Progress, Report, ShardReport
     from minivllm_engine.conversion.source import Source, open_source
+    from minivllm_engine.conversion.verify import CheckReport, check
 
 _HOME = {
     "Cast": "report",
-    "CheckReport": "checking",
+    "CheckReport": "verify",
     "ConvertOptions": "options",
     "Difference": "report",
     "Explanation": "explaining",
@@ -36,7 +36,7 @@ _HOME = {
     "ShardReport": "report",
     "Source": "source",
     "Step": "explaining",
-    "check": "checking",
+    "check": "verify",
     "convert": "converting",
     "explain": "explaining",
     "open_source": "source",

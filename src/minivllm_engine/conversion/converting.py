@@ -1,4 +1,4 @@
-"""Carrying out a plan."""
+"""Carrying out a plan: shards, side files, verification, manifest and index in a partial directory."""
 
 import errno
 import time
@@ -7,19 +7,178 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from minivllm_engine.conversion.building import TargetBuilder
-from minivllm_engine.conversion.destination import Destination, is_filled, remove_checkpoint
-from minivllm_engine.conversion.file_errors import destination_errors
-from minivllm_engine.conversion.hashing import sha256_of
-from minivllm_engine.conversion.head import settle_head
-from minivllm_engine.conversion.manifest import FinishedShard, fingerprint, read_manifest
+from minivllm_engine.checkpoint.mismatch import MANIFEST
+from minivllm_engine.conversion.destination import (
+    INDEX,
+    STATE,
+    Destination,
+    is_filled,
+    remove_checkpoint,
+    remove_templates,
+)
+from minivllm_engine.conversion.explaining import not_covered
+from minivllm_engine.conversion.manifest import (
+    FinishedShard,
+    fingerprint,
+    index_content,
+    manifest_content,
+    read_manifest,
+    read_state,
+    sha256_of,
+    source_hashes,
+    write_json,
+    write_state,
+)
 from minivllm_engine.conversion.plan import Plan
-from minivllm_engine.conversion.progress import Callback, Counter
-from minivllm_engine.conversion.reading import TensorReader
-from minivllm_engine.conversion.report import Cast, Progress, Report, ShardReport
-from minivllm_engine.conversion.threads import one_thread
-from minivllm_engine.conversion.way_out import not_covered
+from minivllm_engine.conversion.planning import free_space
+from minivllm_engine.conversion.reader import TensorReader, one_thread
+from minivllm_engine.conversion.report import (
+    Callback,
+    Cast,
+    Counter,
+    Progress,
+    Report,
+    ShardReport,
+    destination_errors,
+    reading_errors,
+)
+from minivllm_engine.conversion.source_files import carried_name
+from minivllm_engine.conversion.verify import Verifier, sample_of, settle_head
+from minivllm_engine.conversion.writer import ShardWriter
+from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.core.errors import CheckpointError, ConversionError
+from minivllm_engine.core.escape import escape
+from minivllm_engine.core.units import format_size
+
+
+class TargetBuilder:
+    """The steps of one conversion over its partial directory, in the order of the methods."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path,
+        reader: TensorReader,
+        word: str,
+        progress: Callback | None,
+    ) -> None:
+        self._plan, self._directory, self._reader = plan, directory, reader
+        self._word, self._progress = word, progress
+
+    def write_shards(self) -> tuple[list[FinishedShard], frozenset[str]]:
+        """All shards in order, and the names of those that were there."""
+        done = self._resumable()
+        missing = sum(s.num_bytes for s in self._plan.shards if s.name not in done)
+        _check_space(self._plan, self._directory, missing)
+        write_state(self._directory, self._word, list(done.values()))
+        writer = ShardWriter(self._plan, self._reader)
+        counter = Counter(self._progress, "write", len(self._plan.shards), missing)
+        finished: list[FinishedShard] = []
+        for number, shard in enumerate(self._plan.shards, 1):
+            counter.enter_shard(number)
+            if shard.name in done:
+                finished.append(done[shard.name])
+                continue
+            finished.append(writer.write(shard, self._directory, counter))
+            later = [s for name, s in done.items() if s not in finished]
+            write_state(self._directory, self._word, [*finished, *later])
+        return finished, frozenset(done)
+
+    def _resumable(self) -> dict[str, FinishedShard]:
+        """Shards of this very conversion whose hash is right; all other files there go."""
+        state = read_state(self._directory)
+        recorded = state[1] if state and state[0] == self._word else ()
+        if state and state[0] != self._word:
+            raise ConversionError(
+                f"{self._directory} belongs to another conversion",
+                why="source, options or mapping have changed since",
+                hint="--overwrite to start again",
+                code="destination",
+            )
+        total = sum(shard.num_bytes for shard in recorded)
+        counter = Counter(self._progress, "resume", max(1, len(recorded)), total)
+        done = {}
+        for number, shard in enumerate(recorded, 1):
+            counter.enter_shard(number)
+            file = self._directory / shard.name
+            if file.is_file() and sha256_of(file, counter.advance) == shard.sha256:
+                done[shard.name] = shard
+        for file in self._directory.iterdir():
+            if file.is_dir() and not file.is_symlink():
+                remove_templates(file)
+            elif file.name not in done and file.name != STATE:
+                file.unlink()
+        return done
+
+    def write_side_files(self) -> None:
+        write_json(self._directory / "config.json", self._plan.config)
+        for file in self._plan.source.side_files:
+            copy = self._directory / carried_name(file)
+            copy.parent.mkdir(exist_ok=True)
+            with reading_errors():
+                content = file.read_bytes()
+            write_atomic(copy, content, durable=True)
+
+    def verify(self, how: str) -> int:
+        """The number of source tensors compared.
+
+        Raises:
+            ConversionError: "verification": something differs. The shards will be written anew.
+        """
+        if how == "none":
+            return 0
+        verifier = Verifier(self._plan, self._directory, self._reader)
+        names = sample_of(self._plan) if how == "sample" else verifier.names
+        counter = Counter(
+            self._progress, "verify", len(self._plan.shards), verifier.num_bytes(names)
+        )
+        differences = verifier.header_differences + verifier.compare(names, counter)
+        if differences:
+            write_state(self._directory, self._word, ())
+            lines = [f"{escape(d.name)}: {d.detail}" for d in differences[:4]]
+            raise ConversionError(
+                f"{len(differences)} differences between what was written and the source",
+                why="\n".join(lines),
+                hint="Disk or memory may be failing. Run again with --resume --verify full.",
+                code="verification",
+            )
+        return len(names)
+
+    def write_manifest(
+        self,
+        shards: tuple[ShardReport, ...],
+        casts: tuple[Cast, ...],
+        verified: str,
+        argv: tuple[str, ...],
+    ) -> None:
+        """Manifest, then index: what makes a directory of shards a checkpoint comes last."""
+        files = self._plan.source.files
+        total = sum(file.stat().st_size for file in files)
+        counter = Counter(self._progress, "hash", len(files), total)
+        content = manifest_content(
+            self._plan,
+            word=self._word,
+            argv=argv,
+            sources=source_hashes(self._plan, counter.advance),
+            shards=shards,
+            casts=casts,
+            verified=verified,
+        )
+        write_json(self._directory / MANIFEST, content)
+        if len(shards) > 1:
+            write_json(self._directory / INDEX, index_content(self._plan))
+
+
+def _check_space(plan: Plan, directory: Path, missing: int) -> None:
+    largest = max((shard.num_bytes for shard in plan.shards), default=0)
+    needed, free = missing + largest if missing else 0, free_space(directory)
+    if needed > free:
+        raise ConversionError(
+            f"the disk of {directory} has {format_size(free)} free, {format_size(needed)} are needed",
+            why=f"{format_size(missing)} to write, and room for one more shard",
+            hint="Free some space, or give a directory on another disk.",
+            code="no_space",
+        )
 
 
 @destination_errors()
@@ -81,7 +240,7 @@ def convert(
             )
             casts = _merged(finished)
             builder.write_manifest(shards, casts, verify, argv)
-            destination.publish()
+            destination.publish(overwrite=overwrite)
     return Report(
         dst=destination.path,
         shards=shards,
@@ -159,7 +318,7 @@ def _left_behind(directory: Path) -> Iterator[None]:
             remove_checkpoint(directory)
         raise
     except OSError as error:
-        for half in directory.glob("*.tmp"):
+        for half in directory.rglob("*.tmp"):
             half.unlink()
         raise _disk_error(directory, error) from None
 

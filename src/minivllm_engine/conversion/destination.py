@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minivllm_engine.checkpoint.mismatch import MANIFEST
-from minivllm_engine.conversion.durable import sync_directory
-from minivllm_engine.conversion.file_errors import destination_errors
 from minivllm_engine.conversion.plan import partial_path
+from minivllm_engine.conversion.report import destination_errors
 from minivllm_engine.conversion.source import Source
-from minivllm_engine.conversion.source_files import SIDE_FILES, is_licence
+from minivllm_engine.conversion.source_files import SIDE_FILES, TEMPLATES, is_licence
+from minivllm_engine.core.atomic_file import sync_directory
 from minivllm_engine.core.errors import ConversionError
 from minivllm_engine.core.escape import listed
 from minivllm_engine.core.units import count_text
@@ -120,7 +120,7 @@ class Destination:
                     why=error.strerror or str(error),
                     hint="Give a directory on a local disk.",
                 ) from None
-            for left_over in self.partial.glob("*.tmp"):
+            for left_over in self.partial.rglob("*.tmp"):
                 left_over.unlink()
             yield self.partial
         finally:
@@ -128,9 +128,19 @@ class Destination:
             if self.partial.is_dir() and not is_filled(self.partial):
                 self.partial.rmdir()
 
-    def publish(self) -> None:
-        """Put the partial directory in its place; what was there goes."""
+    def publish(self, *, overwrite: bool) -> None:
+        """Put the partial directory in its place; what was there goes.
+
+        Raises:
+            ConversionError: "destination": something has come there since `check`, and is not to go.
+        """
         if is_filled(self.path):
+            if not overwrite:
+                raise _wrong(
+                    f"{self.path} is not empty any more",
+                    why=f"another program filled it meanwhile; {_held(self.path)}",
+                    hint=f"Move it away and run again with --resume: {self.partial} is complete.",
+                )
             remove_checkpoint(self.replaced)
             os.rename(self.path, self.replaced)
         elif self.path.exists():
@@ -159,18 +169,24 @@ def remove_checkpoint(directory: Path) -> None:
         return
     _check_removable(directory)
     for entry in directory.iterdir():
-        entry.unlink()
+        if entry.name == TEMPLATES and not entry.is_symlink():
+            remove_templates(entry)
+        else:
+            entry.unlink()
     directory.rmdir()
+
+
+def remove_templates(folder: Path) -> None:
+    """Delete the folder of chat templates of a checkpoint."""
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
 
 
 def _check_removable(directory: Path) -> None:
     if not directory.exists():
         return
-    strange = sorted(
-        entry.name
-        for entry in directory.iterdir()
-        if (entry.is_dir() and not entry.is_symlink()) or not _is_of_a_checkpoint(entry.name)
-    )
+    strange = sorted(entry.name for entry in directory.iterdir() if not _is_of_a_checkpoint(entry))
     if strange:
         raise _wrong(
             f"{directory} is not overwritten: it holds what is no file of a checkpoint",
@@ -179,7 +195,11 @@ def _check_removable(directory: Path) -> None:
         )
 
 
-def _is_of_a_checkpoint(name: str) -> bool:
+def _is_of_a_checkpoint(entry: Path) -> bool:
+    name = entry.name
+    if entry.is_dir() and not entry.is_symlink():
+        files = list(entry.iterdir()) if name == TEMPLATES else [entry]
+        return all(file.suffix in (".jinja", ".tmp") and not file.is_dir() for file in files)
     return is_licence(name) or any(fnmatch.fnmatchcase(name, known) for known in _OF_A_CHECKPOINT)
 
 

@@ -1,17 +1,28 @@
-"""The way of one tensor through the rules."""
+"""A plan in words: the way of one tensor through the rules, and what can be done about its problems."""
 
 import difflib
+import json
+import re
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry
 from minivllm_engine.conversion.naming import name_tensors
-from minivllm_engine.conversion.plan import Piece, Plan, Rows, TargetTensor
+from minivllm_engine.conversion.options import Renames
+from minivllm_engine.conversion.patterns import glob_of
+from minivllm_engine.conversion.plan import SHORT_DTYPES, Piece, Plan, Problem, Rows, TargetTensor
+from minivllm_engine.conversion.planning import replanned
+from minivllm_engine.conversion.problems import counted, counts_of
 from minivllm_engine.conversion.styles import find_rule
-from minivllm_engine.conversion.targets import SHORT_DTYPES
-from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.errors import CheckpointError, ConversionError
 from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
+
+# Globs that anybody would copy from a message.
+_MOST_GLOBS = 4
+_PLAIN = re.compile(r"[A-Za-z_][\w.*\-]*", re.ASCII)
+_YAML_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +128,90 @@ def rows_text(rows: Rows) -> str:
     if rows.groups == 1:
         return f"rows {rows.offset}:{rows.offset + rows.size}"
     return f"{rows.groups} runs of {rows.size} rows, every {rows.stride} from {rows.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What can be done about a plan with problems.
+
+    Attributes:
+        text: for people.
+        mapping: the whole mapping to use, which was tried; None where no line of one helps for certain.
+    """
+
+    text: str
+    mapping: Renames | None = None
+
+
+def proposal(plan: Plan) -> Proposal:
+    """One line of a mapping that mends something and harms nothing, or else advice by kind of problem."""
+    before, best, least = counts_of(plan.problems), None, plan.problems
+    for candidate in plan.candidates:
+        try:
+            after = replanned(plan, replace(plan.options, renames=candidate)).problems
+        except CheckpointError:
+            continue
+        counts = counts_of(after)
+        better = counts.total() < counts_of(least).total()
+        if better and all(counts[kind] <= before[kind] for kind in counts):
+            best, least = candidate, after
+    if best is not None:
+        more = f" ({', '.join(counted(least))} then)" if least else ""
+        return Proposal(_line_text(plan.options.renames, best) + more, best)
+    by_kind: dict[str, Problem] = {}
+    for problem in plan.problems:
+        by_kind.setdefault(problem.kind, problem)
+    unmatched = [problem for problem in plan.problems if problem.kind == "unmatched"]
+    if len(unmatched) > 1 and "--allow-unmatched" in unmatched[0].remedy:
+        remedy = (
+            "--mapping FILE with lines that say what they are; or, if it is the same without them:"
+        )
+        globs = [shlex.quote(glob_of(p.name, p.count)) for p in unmatched[:_MOST_GLOBS]]
+        flags = " ".join(f"--allow-unmatched {glob}" for glob in globs)
+        too_many = len(unmatched) > _MOST_GLOBS
+        remedy += " --allow-unmatched GLOB for each" if too_many else f" {flags}"
+        by_kind["unmatched"] = replace(unmatched[0], remedy=remedy)
+    return Proposal(" · ".join(dict.fromkeys(problem.remedy for problem in by_kind.values())))
+
+
+def not_covered(plan: Plan) -> ConversionError:
+    """The error for a plan with problems: their number by kind, the first of them, and what can be done."""
+    first = plan.problems[0]
+    detail = f": {first.detail}" if first.detail else ""
+    return ConversionError(
+        f"{', '.join(counted(plan.problems))}; nothing written",
+        why=f"{first.kind.replace('_', ' ')}: {escape(first.name)}{detail}\n{reason(plan)}",
+        hint=proposal(plan).text,
+        code="not_covered",
+    )
+
+
+def reason(plan: Plan) -> str:
+    """Why a plan with problems is not carried out, beyond what its problems say."""
+    counts = counts_of(plan.problems)
+    tensors = count_text(len(plan.source.tensors), "tensor")
+    text = f"{plan.num_used - counts['wrong_shape']:,} of {tensors} in the source fit"
+    if counts["missing"]:
+        text += f", and the model that {plan.source.config_file} describes has {counts['missing']:,} more"
+    return f"{text}; a target is whole, and leaves nothing out that was not named"
+
+
+def _line_text(before: Renames, after: Renames) -> str:
+    """What is to be typed, given the mapping so far."""
+    if len(after) < len(before):
+        (gone,) = [pair for pair in before if pair not in after]
+        return f"leave the line {escape(repr(gone[0]))} out of --mapping"
+    source, target = after[0]
+    line = f"{_scalar(source)}: {'null' if target is None else _scalar(target)}"
+    where = (
+        "the --mapping FILE, with this line before the others"
+        if before
+        else "--mapping FILE with the line"
+    )
+    return f"{where}: {line}" if before else f"{where} {line}"
+
+
+def _scalar(name: str) -> str:
+    """A name as YAML has it, on one line whatever is in it."""
+    plain = _PLAIN.fullmatch(name) and name.lower() not in _YAML_WORDS
+    return name if plain else json.dumps(name)

@@ -13,14 +13,29 @@ from typing import Any
 from minivllm_engine import __version__
 from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.conversion.destination import STATE, is_filled
-from minivllm_engine.conversion.durable import write_json
-from minivllm_engine.conversion.hashing import sha256_of
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import MAPPING, Plan, partial_path
 from minivllm_engine.conversion.report import Cast, ShardReport
+from minivllm_engine.conversion.source_files import carried_name
+from minivllm_engine.core.atomic_file import write_atomic
 from minivllm_engine.core.errors import CheckpointError, ConfigError
 from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.generation_config import read_json_object
+
+_BLOCK = 1 << 22
+
+
+def sha256_of(file: Path, advance: Callable[[int], None] | None = None) -> str:
+    """The hash in hexadecimal. advance: called with the bytes of each block that was read."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with file.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(view[:count])
+            if advance:
+                advance(count)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,13 @@ def fingerprint(plan: Plan) -> str:
         [repr(target) for target in plan.targets],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write `content` durably."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # A path need not be UTF-8; what Python has for its bytes is escaped as JSON has it: \udcff.
+    write_atomic(file, text.encode("utf-8", "backslashreplace"), durable=True)
 
 
 def write_state(directory: Path, word: str, shards: Sequence[FinishedShard]) -> None:
@@ -112,7 +134,8 @@ def manifest_content(
         "dropped": [{"rule": rule, "tensors": count} for rule, count in dropped.items()],
         "casts": [asdict(cast) for cast in casts],
         "files": [
-            {"name": file.name, "sha256": sha256_of(file)} for file in plan.source.side_files
+            {"name": carried_name(file), "sha256": sha256_of(file)}
+            for file in plan.source.side_files
         ],
         "shards": [
             {
@@ -123,6 +146,15 @@ def manifest_content(
             }
             for shard in shards
         ],
+    }
+
+
+def index_content(plan: Plan) -> dict[str, Any]:
+    """The index of a target in several files."""
+    weight_map = {name: shard.name for shard in plan.shards for name in shard.tensors}
+    return {
+        "metadata": {"total_size": plan.bytes_out},
+        "weight_map": dict(sorted(weight_map.items())),
     }
 
 

@@ -1,21 +1,25 @@
-"""Every source tensor matched with its rule."""
+"""Every source tensor matched with its rule, and its number type checked."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from minivllm_engine.checkpoint.rules import PROTECTED, TensorRule
-from minivllm_engine.conversion import remedies
-from minivllm_engine.conversion.coverage import Coverage, why_unmatched
+from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES
 from minivllm_engine.conversion.layouts import Layouts
 from minivllm_engine.conversion.naming import NamedTensor
-from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.options import ConvertOptions, Renames
 from minivllm_engine.conversion.patterns import matches
 from minivllm_engine.conversion.plan import Dropped, Piece, Problem
-from minivllm_engine.conversion.problems import grouped
+from minivllm_engine.conversion.problems import (
+    Outcome,
+    find_problems,
+    layer_problems,
+    why_unmatched,
+)
+from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import find_rule
-from minivllm_engine.core.escape import escape
+from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.core.escape import escape, listed
+from minivllm_engine.core.units import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,16 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """All source tensors: matched, dropped, or a problem. Targets without a source are problems too."""
+    """All source tensors: matched, dropped, or a problem. Targets without a source are problems too.
+
+    Attributes:
+        candidates: see `Plan`.
+    """
 
     matches: tuple[Match, ...]
     dropped: tuple[Dropped, ...]
     problems: tuple[Problem, ...]
+    candidates: tuple[Renames, ...]
 
 
 def match_tensors(
@@ -49,7 +58,7 @@ def match_tensors(
     unmatched: list[tuple[NamedTensor, str]] = []
     passed_over: list[NamedTensor] = []
     misshapen: list[tuple[str, str, tuple[int, ...], tuple[int, ...]]] = []
-    wrong_layers = _layer_problems(tensors, layouts)
+    wrong_layers = layer_problems(tensors, layouts)
     for tensor in tensors:
         entry, layer = tensor.entry, tensor.bare.layer
         rule = find_rule(tensor, layouts.styles)
@@ -68,87 +77,60 @@ def match_tensors(
             target = layouts.target_name(rule.blocks[0], layer)
             misshapen.append((entry.name, target, entry.shape, shape))
         found.append(Match(tensor, rule, tuple(layouts.pieces(rule, entry.name, layer))))
-    coverage = Coverage(
-        tensors,
-        (piece for match in found for piece in match.pieces),
-        unmatched,
-        passed_over,
-        [
-            *(name for name, *_ in misshapen),
-            *(t.entry.name for t in tensors if t.bare.layer in wrong_layers),
-        ],
-        layouts,
-        options,
-        skipped=wrong_layers,
+    outcome = Outcome(
+        tensors=tensors,
+        pieces=[piece for match in found for piece in match.pieces],
+        unmatched=unmatched,
+        passed_over=passed_over,
+        misshapen=misshapen,
+        wrong_layers=wrong_layers,
         tied=tied,
     )
-    problems = (
-        *_layers_with_blame(wrong_layers, tensors, coverage),
-        *coverage.unmatched(),
-        *_wrong_shapes(misshapen, coverage),
-        *coverage.uncovered(),
-    )
-    return Matching(tuple(found), tuple(dropped), problems)
+    problems, candidates = find_problems(outcome, layouts, options)
+    return Matching(tuple(found), tuple(dropped), problems, candidates)
 
 
 def is_protected(rule: TensorRule) -> bool:
     return any(block in PROTECTED for block in rule.blocks)
 
 
-def _wrong_shapes(
-    found: Iterable[tuple[str, str, tuple[int, ...], tuple[int, ...]]], coverage: Coverage
-) -> list[Problem]:
-    """Of (name, first target, shape, shape that the config asks for) of each such tensor."""
-    by_remedy: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for name, target, shape, wanted in found:
-        detail = f"is {escape(list(shape))}, config.json asks for {list(wanted)}"
-        if remedies.is_flat_convolution(target, shape, wanted):
-            detail += ": where the third dimension was would tell how norms are stored"
-        by_remedy[remedies.for_wrong_shape(target, shape, wanted)].append((name, detail))
-
-    def finish(problem: Problem, names: list[str], remedy: str) -> Problem:
-        return coverage.blamed(problem, names) or replace(problem, advice=remedy, remedy=remedy)
-
-    return [
-        problem
-        for remedy, named in by_remedy.items()
-        for problem in grouped("wrong_shape", named, finish=partial(finish, remedy=remedy))
-    ]
+_QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 
 
-def _layers_with_blame(
-    wrong: Mapping[int | None, Problem], tensors: Sequence[NamedTensor], coverage: Coverage
-) -> list[Problem]:
-    """The problems of `wrong` layers; a mapping may have moved there what is not theirs."""
-    return [
-        coverage.blamed(problem, [t.entry.name for t in tensors if t.bare.layer == layer])
-        or problem
-        for layer, problem in wrong.items()
-    ]
+def check_types(source: Source, matching: Matching) -> None:
+    """Every tensor of which something is read has to be of floats.
+
+    Raises:
+        CheckpointError: some are not; says what they are, and what can be done.
+    """
+    heads = {tensor.source for tensor in matching.dropped if tensor.rule == "tied-head"}
+    read = heads | {match.tensor.entry.name for match in matching.matches}
+    wrong = [e for e in source.tensors if e.name in read and e.dtype not in FLOAT_TYPES]
+    if not wrong:
+        return
+    tensors = count_text(len(wrong), "tensor")
+    what, remedy = _kind_of(wrong[0].dtype)
+    raise CheckpointError(
+        f"{wrong[0].file} holds {tensors} of type {listed(sorted({e.dtype for e in wrong}))}",
+        why=f"such as {escape(wrong[0].name)}: {what}; only {', '.join(FLOAT_TYPES)} can be converted",
+        hint=remedy,
+    )
 
 
-def _layer_problems(tensors: list[NamedTensor], layouts: Layouts) -> dict[int | None, Problem]:
-    """Layers that hold the other kind of mixer than config.json says."""
-    kinds: defaultdict[int, set[str]] = defaultdict(set)
-    for tensor in tensors:
-        rule = None if tensor.dropped else find_rule(tensor, layouts.styles)
-        if rule and tensor.bare.layer is not None:
-            kinds[tensor.bare.layer] |= {block.split(".")[0] for block in rule.blocks}
-    problems: dict[int | None, Problem] = {}
-    for layer in range(layouts.config.num_hidden_layers):
-        held = sorted(kinds[layer] & {"linear", "attention"})
-        wanted = "attention" if layouts.config.is_attention(layer) else "linear"
-        if held and held != [wanted]:
-            words = " and ".join(_KIND_WORDS[kind] for kind in held)
-            remedy = f"{remedies.OTHER_CONFIG}, or correct its layer_types"
-            problems[layer] = Problem(
-                "layers",
-                f"model.layers.{layer}",
-                detail=f"holds {words}, config.json says {_KIND_WORDS[wanted]}",
-                remedy=remedy,
-                advice=remedy,
-            )
-    return problems
-
-
-_KIND_WORDS = {"linear": "linear_attention", "attention": "full_attention"}
+def _kind_of(dtype: str) -> tuple[str, str]:
+    """(what a tensor of this type is, what can be done)."""
+    if dtype.upper().startswith(_QUANTISED):
+        return (
+            "quantised, by its type",
+            "Dequantise the checkpoint first, or use the one that it was made from.",
+        )
+    if dtype == "BOOL":
+        return "true and false, a mask and no weight", "Save the weight itself under this name."
+    if dtype.startswith(("C", "complex")):
+        return (
+            "complex numbers, of which this family has none",
+            "Save it in real floats, if that is what it stands for.",
+        )
+    if dtype.startswith(("I", "U")):
+        return "whole numbers", "Save it in floats: tensor.float()."
+    return "an unknown type", "Save it in floats: tensor.float()."

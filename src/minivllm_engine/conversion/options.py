@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from minivllm_engine.conversion.pattern_mistakes import mistake_in_glob, mistake_in_pair
+from minivllm_engine.conversion.patterns import mistake_in_glob, mistake_in_pair
 from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.escape import escape
 

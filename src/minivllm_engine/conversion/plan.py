@@ -5,8 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from minivllm_engine.conversion.fixes import Fix
-from minivllm_engine.conversion.options import ConvertOptions
+from minivllm_engine.conversion.options import ConvertOptions, Renames
 from minivllm_engine.conversion.source import Source
 
 # Version of the mapping: raised whenever a rule gives another result than before.
@@ -29,6 +28,11 @@ PROBLEM_WORDS: dict[ProblemKind, str] = {
     "ambiguous": "ambiguous",
     "layers": "layers in contradiction",
 }
+
+
+# The short words of this project for the types of safetensors.
+SHORT_DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+LONG_DTYPES = {short: long for long, short in SHORT_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +135,7 @@ class Problem:
         count: tensors concerned.
         detail: figures, or what would decide; may be empty.
         nearest: names that may be meant, nearest first, each with its distance: ("in_proj_ba", 1).
-        remedy: what can be done, as it is written.
-        fix: what options do about it, if they can.
-        advice: what is better than `fix`, or the only way out where that is empty.
-        lines: of the mapping, that are to blame.
+        remedy: what can be done.
     """
 
     kind: ProblemKind
@@ -143,9 +144,6 @@ class Problem:
     detail: str = ""
     nearest: tuple[tuple[str, int], ...] = ()
     remedy: str = ""
-    fix: Fix = Fix()
-    advice: str = ""
-    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +162,7 @@ class Plan:
     Attributes:
         style: names of what was recognised, such as ("multimodal", "qkvz-interleaved") or ("fla",).
         rows: the mapping table. problems: all there are; empty means it can start.
+        candidates: whole mappings that may mend some of it; `explaining.proposal` tries them.
         pieces, targets, dropped, shards: the same in full, tensor by tensor.
         config: content of the target's config.json.
         notes: sentences a user should read (a file that was passed over, a rounded MLX norm, no
@@ -180,6 +179,7 @@ class Plan:
     style: tuple[str, ...]
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...]
+    candidates: tuple[Renames, ...]
     pieces: tuple[Piece, ...]
     targets: tuple[TargetTensor, ...]
     dropped: tuple[Dropped, ...]

@@ -1,34 +1,107 @@
 """From a source to a plan."""
 
+import math
 import shutil
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.checkpoint.names import EMBEDDING, HEAD
-from minivllm_engine.checkpoint.safetensors_header import TensorEntry
-from minivllm_engine.conversion.config_content import adapt_config, target_config
-from minivllm_engine.conversion.fixes import Fix
+from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry
 from minivllm_engine.conversion.layouts import Layouts
-from minivllm_engine.conversion.matching import Match, Matching, match_tensors
+from minivllm_engine.conversion.matching import (
+    Match,
+    Matching,
+    check_types,
+    is_protected,
+    match_tensors,
+)
 from minivllm_engine.conversion.naming import NamedTensor, name_tensors
-from minivllm_engine.conversion.notes import plan_notes
-from minivllm_engine.conversion.number_types import check_types
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.patterns import matches
-from minivllm_engine.conversion.plan import Needs, Plan, Shard, TargetTensor
+from minivllm_engine.conversion.plan import (
+    LONG_DTYPES,
+    SHORT_DTYPES,
+    Needs,
+    Plan,
+    Shard,
+    TargetTensor,
+    file_name,
+)
 from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import recognise
-from minivllm_engine.conversion.table import table_rows
-from minivllm_engine.conversion.targets import (
-    SHORT_DTYPES,
-    main_dtype,
-    split_shards,
-    target_tensors,
-)
+from minivllm_engine.conversion.summary import plan_notes, table_rows
+from minivllm_engine.conversion.target_config import adapt_config, target_config
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import listed
 from minivllm_engine.core.units import count_text
 from minivllm_engine.model_config.config import ModelConfig
+
+
+def target_tensors(
+    found: Iterable[Match], layouts: Layouts, options: ConvertOptions
+) -> tuple[TargetTensor, ...]:
+    """Every target that a match gives something of, in the order of the model."""
+    dtypes: defaultdict[str, set[str]] = defaultdict(set)
+    fp32: set[str] = set()
+    for match in found:
+        for piece in match.pieces:
+            dtypes[piece.target].add(SHORT_DTYPES[match.tensor.entry.dtype])
+            # 1 + w in 16 bits is exact in fp32 only after 1 is taken off.
+            if is_protected(match.rule) or piece.transform == "minus_one":
+                fp32.add(piece.target)
+    targets = []
+    for name, shape in layouts.expected.items():
+        if name not in dtypes:
+            continue
+        kept = name in fp32
+        dtype = "fp32" if kept else _dtype(dtypes[name], len(shape), options)
+        size = math.prod(shape) * FLOAT_TYPES[LONG_DTYPES[dtype]]
+        targets.append(TargetTensor(name, dtype, shape, size, kept))
+    return tuple(targets)
+
+
+def main_dtype(targets: Iterable[TargetTensor]) -> str:
+    """The type that most bytes are stored in."""
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for target in targets:
+        sizes[target.dtype] += target.num_bytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default="fp32")
+
+
+def split_shards(targets: Iterable[TargetTensor], max_bytes: int) -> tuple[Shard, ...]:
+    """Fill files with whole tensors, in order, up to `max_bytes` each.
+
+    In a file, wide types come first: so every tensor is aligned, as readers that map it want.
+    """
+    files: list[list[TargetTensor]] = []
+    room = 0
+    for target in targets:
+        if target.num_bytes > room or not files:
+            files.append([])
+            room = max_bytes
+        files[-1].append(target)
+        room -= target.num_bytes
+    return tuple(
+        Shard(
+            file_name(i, len(files)),
+            tuple(
+                t.name for t in sorted(tensors, key=lambda t: -FLOAT_TYPES[LONG_DTYPES[t.dtype]])
+            ),
+            sum(t.num_bytes for t in tensors),
+        )
+        for i, tensors in enumerate(files)
+    )
+
+
+def _dtype(given: set[str], num_dims: int, options: ConvertOptions) -> str:
+    if options.dtype != "keep" and num_dims > 1:
+        return options.dtype
+    if len(given) == 1:
+        return next(iter(given))
+    return "fp64" if "fp64" in given else "fp32"
+
 
 # What Python, torch and the buffers of a conversion take beside the tensors at hand: measured 250 MiB.
 _BASE_MEMORY = 320 << 20
@@ -85,7 +158,7 @@ def _plan(
     named = name_tensors(source.tensors, options.renames)
     text = [tensor for tensor in named if not tensor.dropped]
     if not text:
-        raise _nothing_left(source, named, options)
+        raise _nothing_left(source, named)
     styles = recognise(text, source.config, options)
     adapted = adapt_config(source.config, str(source.config_file), styles.active)
     config = ModelConfig.from_dict(adapted, source=str(source.config_file))
@@ -106,6 +179,7 @@ def _plan(
         style=tuple(sorted(styles.active | _prefix_style(named))),
         rows=table_rows(matching.matches, matching.dropped, targets),
         problems=(*styles.problems, *matching.problems),
+        candidates=matching.candidates,
         pieces=tuple(piece for match in matching.matches for piece in match.pieces),
         targets=targets,
         dropped=matching.dropped,
@@ -127,9 +201,7 @@ def _plan(
     )
 
 
-def _nothing_left(
-    source: Source, named: list[NamedTensor], options: ConvertOptions
-) -> CheckpointError:
+def _nothing_left(source: Source, named: list[NamedTensor]) -> CheckpointError:
     """All tensors are dropped: by rules for other parts, or by lines of a mapping."""
     blamed = dict.fromkeys(t.renamed_by for t in named if t.renamed_by is not None)
     what = f"{source.path} holds no text tensor"
@@ -143,7 +215,7 @@ def _nothing_left(
     return CheckpointError(
         f"{what} once --mapping is applied",
         why=f"of its {count_text(len(named), 'tensor')} it drops {count:,}: {listed(map(repr, blamed))}",
-        hint=Fix(without=tuple(blamed)).text(options),
+        hint="Correct these lines of --mapping, or leave them out.",
     )
 
 

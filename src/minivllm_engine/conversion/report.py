@@ -1,8 +1,12 @@
-"""What a conversion says while it runs, and afterwards."""
+"""What a conversion says while it runs and afterwards: progress, results, errors of the system."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from minivllm_engine.core.errors import CheckpointError, ConversionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class Difference:
     Attributes:
         kind: "hash" (a file is not the one the manifest names), "missing", "unexpected", "shape",
             "dtype", "value", "non_finite", "config", "side_file", "incomplete" (a tensor that is left
-            out by `allow_missing`), "refused" (by the loader).
+            out by `allow_missing`), "refused" (by the loader), "source" (a file of the source whose
+            records are not what their checksums say).
         name: of the tensor (as in the source, where it has one) or file.
         detail: figures.
     """
@@ -94,6 +99,82 @@ class Difference:
         "side_file",
         "incomplete",
         "refused",
+        "source",
     ]
     name: str
     detail: str
+
+
+Phase = Literal["compare", "resume", "write", "hash", "verify", "check"]
+Callback = Callable[[Progress], None]
+
+
+class Counter:
+    """Adds up the bytes of one phase and tells the callback, if there is one; also at its start.
+
+    Args:
+        num_shards: files of the phase.
+        total_bytes: of the phase; with none there is nothing to tell.
+    """
+
+    def __init__(
+        self, callback: Callback | None, phase: Phase, num_shards: int, total_bytes: int
+    ) -> None:
+        self._callback = callback
+        self._phase: Phase = phase
+        self._num_shards = num_shards
+        self._total = total_bytes
+        self._done = 0
+        self._shard = 1
+        if total_bytes:
+            self.advance(0)
+
+    def enter_shard(self, number: int) -> None:
+        """`number` counts from 1."""
+        self._shard = number
+
+    def advance(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        if self._callback:
+            self._callback(
+                Progress(self._phase, self._shard, self._num_shards, self._done, self._total)
+            )
+
+
+@contextmanager
+def reading_errors() -> Iterator[None]:
+    """For what reads; also a decorator.
+
+    Raises:
+        CheckpointError: in the place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{_file_of(error)} cannot be read",
+            why=error.strerror or str(error),
+            hint="See that it is there and that you may read it.",
+        ) from None
+
+
+@contextmanager
+def destination_errors() -> Iterator[None]:
+    """For what looks at a destination or changes it; also a decorator.
+
+    Raises:
+        ConversionError: "destination", in the place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConversionError(
+            f"{_file_of(error)} cannot be looked at or replaced",
+            why=error.strerror or str(error),
+            hint="Give a directory in a place where you may read and write.",
+            code="destination",
+        ) from None
+
+
+def _file_of(error: OSError) -> str:
+    return "a file" if error.filename is None else str(error.filename)

@@ -1,27 +1,25 @@
 """A checkpoint to convert: its files and what their headers say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from minivllm_engine.checkpoint.locate import locate
 from minivllm_engine.checkpoint.names import bare_name, refusal, skip_rule, without_wrappers
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
-from minivllm_engine.checkpoint.shard_index import ShardIndex
-from minivllm_engine.conversion.file_errors import reading_errors
+from minivllm_engine.checkpoint.shard_index import ShardIndex, indexed_tensors
+from minivllm_engine.conversion.report import reading_errors
 from minivllm_engine.conversion.source_files import (
     WeightFiles,
+    carried_name,
     check_readable,
     find_weights,
     side_files,
 )
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
-from minivllm_engine.core.units import count_text
 from minivllm_engine.model_config.generation_config import read_json_object
-
-_INDEX_REMEDY = "Copy the index and the shards again, from one place."
-_NO_INDEX = " Or remove the index: then all *.safetensors are read."
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def open_source(
     """Find the weights of `path` and read their headers; no torch for safetensors.
 
     Args:
-        path: a directory, or one .safetensors, .pt, .pth or .bin file.
+        path: a directory, one .safetensors, .pt, .pth or .bin file, or what else `locate` takes.
         model_config: the config.json to use; by default the one beside the weights.
         state_key: which entry of a container holds the weights, dots for levels.
         ema: take the averaged weights of a container that holds both.
@@ -74,7 +72,7 @@ def open_source(
         CheckpointError: nothing readable there, a broken file, or a kind that cannot be converted
             (quantised, GGUF, adapters, other families), each with its way out.
     """
-    path = Path(path).expanduser()
+    path = locate(path)
     found = find_weights(path)
     directory = path if path.is_dir() else path.parent
     for file in found.files:
@@ -82,8 +80,10 @@ def open_source(
     config_file = Path(model_config).expanduser() if model_config else directory / "config.json"
     config = _read_config(config_file, given=model_config is not None)
     tensors, entered = _read_tensors(found, state_key, ema)
+    indexed: list[str] = []
     if found.index:
-        _check_index(found.index, tensors)
+        tensors, indexed = _by_index(found.index, tensors)
+    _check_once(tensors)
     _check_layout(tensors)
     beside, notes = _side_files(directory, config_file.parent)
     return Source(
@@ -96,16 +96,16 @@ def open_source(
         config_file=config_file,
         config=config,
         side_files=beside,
-        notes=(*found.notes, *notes),
+        notes=(*found.notes, *indexed, *notes),
     )
 
 
 def _side_files(directory: Path, config_directory: Path) -> tuple[tuple[Path, ...], list[str]]:
     """Those beside the weights; where there is no tokenizer among them, those beside the config too."""
-    files = {file.name: file for file in side_files(directory)}
+    files = {carried_name(file): file for file in side_files(directory)}
     if "tokenizer.json" in files or config_directory.resolve() == directory.resolve():
         return tuple(files.values()), []
-    others = {file.name: file for file in side_files(config_directory)}
+    others = {carried_name(file): file for file in side_files(config_directory)}
     taken = [name for name in others if name not in files]
     notes = (
         [f"{', '.join(taken)} taken from {config_directory}, beside the config"] if taken else []
@@ -164,15 +164,6 @@ def _read_tensors(
                 )
             tensors += torch_entries(file, weights)
             entered = weights.entered
-    files: dict[str, Path] = {}
-    for entry in tensors:
-        if entry.name in files:
-            raise CheckpointError(
-                f"two files hold the tensor {escape(entry.name)}",
-                why=f"{files[entry.name]} and {entry.file}",
-                hint="Remove the file that does not belong to the checkpoint.",
-            )
-        files[entry.name] = entry.file
     if not tensors:
         raise CheckpointError(
             f"{found.files[0].parent} holds no tensor at all",
@@ -182,33 +173,29 @@ def _read_tensors(
     return tensors, entered
 
 
-def _check_index(index: ShardIndex, tensors: list[TensorEntry]) -> None:
-    """An index that does not describe its shards: one of both is from another checkpoint."""
-    remedy = _INDEX_REMEDY + (_NO_INDEX if index.file.name.startswith("model.safetensors") else "")
-    files = {entry.name: entry.file.name for entry in tensors}
-    for name, file in index.weight_map.items():
-        if files.get(name) != file:
-            where = f"it lies in {files[name]}" if name in files else "no shard holds it"
-            name, file = escape(name), escape(file)
+def _check_once(tensors: Iterable[TensorEntry]) -> None:
+    files: dict[str, Path] = {}
+    for entry in tensors:
+        if entry.name in files:
             raise CheckpointError(
-                f"{index.file} does not describe its shards",
-                why=f"it says that {name} lies in {file}; {where}",
-                hint=remedy,
+                f"two files hold the tensor {escape(entry.name)}",
+                why=f"{files[entry.name]} and {entry.file}",
+                hint="Remove the file that does not belong to the checkpoint.",
             )
-    unlisted = [name for name in files if name not in index.weight_map]
-    if unlisted:
-        raise CheckpointError(
-            f"{index.file} does not describe its shards",
-            why=f"it leaves out {count_text(len(unlisted), 'tensor')}, such as {escape(unlisted[0])}",
-            hint=remedy,
-        )
-    size = sum(entry.num_bytes for entry in tensors)
+        files[entry.name] = entry.file
+
+
+def _by_index(index: ShardIndex, tensors: list[TensorEntry]) -> tuple[list[TensorEntry], list[str]]:
+    """The tensors that the index names, and a note of what it leaves out."""
+    taken, told = indexed_tensors(index, tensors)
+    size = sum(entry.num_bytes for entry in taken)
     if index.total_size is not None and index.total_size != size:
         raise CheckpointError(
             f"{index.file} does not describe its shards",
             why=f"it says {index.total_size:,} bytes, the tensors have {size:,}",
-            hint=remedy,
+            hint="Copy the index and the shards again, from one place.",
         )
+    return taken, [told] if told else []
 
 
 def _key(entered: tuple[str, ...]) -> str:

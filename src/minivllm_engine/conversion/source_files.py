@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from minivllm_engine.checkpoint.locate import gguf_file, refuse_what_is_no_model
 from minivllm_engine.checkpoint.safetensors_header import LFS_POINTER, git_lfs_pointer
 from minivllm_engine.checkpoint.shard_index import (
     ShardIndex,
@@ -34,6 +35,8 @@ SIDE_FILES = (
     "chat_template.json",
     "generation_config.json",
 )
+# A folder of further chat templates, carried over as it is too.
+TEMPLATES = "additional_chat_templates"
 LICENCES = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
 
 _SEE_THAT_IT_IS_THERE = "See that it is there in full and that you may read it."
@@ -64,14 +67,7 @@ def find_weights(path: Path) -> WeightFiles:
             not converted.
     """
     try:
-        os.stat(path)
         names = sorted(os.listdir(path)) if path.is_dir() else None
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} does not exist",
-            why=_as_far_as(path),
-            hint="Nothing is downloaded: give the path of a checkpoint on this machine.",
-        ) from None
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read", why=_reason(error), hint=_SEE_THAT_IT_IS_THERE
@@ -96,12 +92,20 @@ def side_files(directory: Path) -> tuple[Path, ...]:
     """
     names = sorted(os.listdir(directory))
     found = [name for name in names if name in SIDE_FILES or is_licence(name)]
+    found += [
+        f"{TEMPLATES}/{file.name}" for file in sorted((directory / TEMPLATES).glob("*.jinja"))
+    ]
     for name in found:
         check_readable(directory / name)
         with (directory / name).open("rb") as stream:
             if stream.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise git_lfs_pointer(directory / name)
     return tuple(directory / name for name in found)
+
+
+def carried_name(file: Path) -> str:
+    """Where a side file lies in a checkpoint, the templates of a folder with it."""
+    return f"{TEMPLATES}/{file.name}" if file.parent.name == TEMPLATES else file.name
 
 
 def is_licence(name: str) -> bool:
@@ -127,14 +131,6 @@ def check_readable(file: Path) -> None:
         ) from None
 
 
-def _as_far_as(path: Path) -> str:
-    """How much of a path is there."""
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    return f"{parent} is there, and holds no {path.absolute().relative_to(parent).parts[0]}"
-
-
 def _reason(error: OSError) -> str:
     where = Path(error.filename) if error.filename else None
     if where is not None and where.is_symlink():
@@ -148,7 +144,7 @@ def _format_of(file: Path) -> Format:
     if file.suffix in _TORCH_SUFFIXES:
         return "torch"
     if file.suffix == ".gguf":
-        raise _gguf(file)
+        raise gguf_file(file)
     raise CheckpointError(
         f"{file} is no file of weights",
         why=f"known are .safetensors, {', '.join(_TORCH_SUFFIXES)}",
@@ -156,30 +152,14 @@ def _format_of(file: Path) -> Format:
     )
 
 
-def _gguf(file: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{file} is a GGUF file",
-        why="its weights are quantised and renamed",
-        hint="Convert the Hugging Face checkpoint that it was made from.",
-    )
-
-
 def _in_directory(path: Path, names: list[str]) -> WeightFiles:
-    if "adapter_config.json" in names and "config.json" not in names:
-        raise CheckpointError(
-            f"{path} holds a LoRA adapter, not a model",
-            why="adapter_config.json is there and no config.json: it changes a base model that is elsewhere",
-            hint="Merge it first, with PEFT: model.merge_and_unload().save_pretrained(DIR).",
-        )
+    refuse_what_is_no_model(path, names)
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if safetensors:
         return _safetensors(path, names, safetensors)
     torch_files = [name for name in names if _is_torch_weights(name)]
     if torch_files:
         return _torch(path, names, torch_files)
-    gguf = [name for name in names if name.endswith(".gguf")]
-    if gguf:
-        raise _gguf(path / gguf[0])
     counts = Counter(Path(name).suffix or name for name in names).most_common(4)
     found = ", ".join(f"{count} *{kind}" for kind, count in counts)
     raise CheckpointError(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm_engine.checkpoint.rules import CANONICAL, FOREIGN, TensorRule
-from minivllm_engine.conversion.fixes import Fix
 from minivllm_engine.conversion.naming import NamedTensor
 from minivllm_engine.conversion.options import ConvertOptions
 from minivllm_engine.conversion.plan import Problem
@@ -136,5 +135,4 @@ def _unknown_layout(name: str, layers: Mapping[int, Mapping[str, NamedTensor]]) 
         "its rows may be interleaved by key head (Qwen3-Next) or lie one after the other (vLLM), and "
         "neither shapes nor model_type tell: --qkvz-layout interleaved or --qkvz-layout concat",
         remedy="--qkvz-layout concat (or interleaved); --verify-logits FILE tells which is right",
-        fix=Fix(qkvz_layout="concat"),
     )

@@ -1,28 +1,110 @@
 """Files of torch.save: mapped, never unpickled beyond tensors, and unwrapped down to the weights.
 
-Loads torch: imported only where such a file is opened.
+A key of a container stands as its text: a string as it is, bytes as the UTF-8 in them, anything else as
+Python prints it. Levels are joined with dots; where a key has a dot itself, the longest key that fits is
+taken. Loads torch: imported only where such a file is opened.
 """
 
-import pickle
 import re
-import warnings
-from collections.abc import Mapping
+import shlex
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minivllm_engine.checkpoint.safetensors_header import LFS_POINTER, TensorEntry, git_lfs_pointer
-from minivllm_engine.conversion.state_keys import (
-    find_weights_key,
-    key_option,
-    key_text,
-    level_of,
-    walk,
-)
+from minivllm_engine.checkpoint.safetensors_header import TensorEntry
+from minivllm_engine.conversion.torch_archive import FLAT, load_archive
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape, listed
+
+
+def key_text(key: object) -> str:
+    """A key as text."""
+    if isinstance(key, bytes):
+        return key.decode("utf-8", "backslashreplace")
+    return str(key)
+
+
+def level_of(file: Path, level: Mapping[Any, Any]) -> dict[str, Any]:
+    """One level by the text of its keys.
+
+    Raises:
+        CheckpointError: two keys have one text, such as 1 and "1".
+    """
+    named: dict[str, Any] = {}
+    for key, value in level.items():
+        text = key_text(key)
+        if text in named:
+            raise CheckpointError(
+                f"{file} holds two entries that are called {escape(text)}",
+                why=f"their keys are of different types, one is {escape(repr(key))}",
+                hint="Save the weights alone, under strings: torch.save(model.state_dict(), FILE).",
+            )
+        named[text] = value
+    return named
+
+
+def walk(root: Any, path: tuple[str, ...]) -> Any:
+    """What lies at the end of `path`; None where that leads nowhere."""
+    level = root
+    for text in path:
+        if not isinstance(level, Mapping):
+            return None
+        level = next((value for key, value in level.items() if key_text(key) == text), None)
+    return level
+
+
+def find_weights_key(file: Path, root: Any, state_key: str) -> tuple[str, ...]:
+    """The path that `state_key` names.
+
+    Raises:
+        CheckpointError: it names no dictionary.
+    """
+    path = next(_paths(root, state_key), None)
+    if path is None:
+        options = [key_option(root, (key_text(key),)) for key in _dictionaries(root)]
+        known = [option for option in options if option]
+        raise CheckpointError(
+            f"{file} has no container {escape(repr(state_key))}",
+            why=f"keys at its first level: {listed(map(key_text, root), 8) or 'none'}"
+            if isinstance(root, Mapping)
+            else f"it holds no dictionary, but {type(root).__name__}",
+            hint=f"One that is there: {' or '.join(known[:3])}"
+            if known
+            else "Leave --state-key out: there is no container in that file.",
+        )
+    return path
+
+
+def key_option(root: Any, path: tuple[str, ...]) -> str | None:
+    """`--state-key ...` that leads to `path`, ready for a shell; None where none does."""
+    text = ".".join(path)
+    if not text or escape(text) != text or next(_paths(root, text), None) != path:
+        return None
+    return f"--state-key {shlex.quote(text)}"
+
+
+def _dictionaries(root: Any) -> list[Any]:
+    if not isinstance(root, Mapping):
+        return []
+    return [key for key, value in root.items() if isinstance(value, Mapping)]
+
+
+def _paths(level: Any, text: str) -> Iterator[tuple[str, ...]]:
+    """Every way to read `text` as keys of dictionaries, the longest key first."""
+    if not isinstance(level, Mapping):
+        return
+    inner = [(key_text(key), value) for key, value in level.items() if isinstance(value, Mapping)]
+    for key, value in sorted(inner, key=lambda pair: -len(pair[0])):
+        if key == text:
+            yield (key,)
+        elif text.startswith(key + "."):
+            for rest in _paths(value, text[len(key) + 1 :]):
+                yield (key, *rest)
+
 
 # Keys under which trainers keep the weights, and those of averaged weights.
 CONTAINERS = (
@@ -37,11 +119,13 @@ CONTAINERS = (
 )
 AVERAGED = ("ema", "model_ema", "ema_state_dict")
 
+# Levels of dictionaries in which tensors are looked for.
+_DEEPEST = 4
+
 # What trainers keep beside the weights, and no model needs.
 _BESIDE = re.compile(
     r"optim|sched|lr_|scaler|rng|random|epoch|step|loss|args|config|value_state_dict"
 )
-_FLAT = "Save the weights alone, in one flat dictionary: torch.save(model.state_dict(), FILE)."
 
 # The words that safetensors has for number types; those of no float are there to be refused by name.
 DTYPE_WORDS = {
@@ -87,12 +171,19 @@ def load_torch_file(
     Raises:
         CheckpointError: the file is broken or holds more than tensors; two containers at one level.
     """
-    root: Any = _load(file)
+    root: Any = load_archive(file)
     if path is not None:
         return TorchWeights(_tensors(file, root, walk(root, path), path), path)
     entered = () if state_key is None else find_weights_key(file, root, state_key)
-    level = walk(root, entered)
+    level, seen = walk(root, entered), set[int]()
     while isinstance(level, Mapping):
+        if id(level) in seen:
+            raise CheckpointError(
+                f"{file} holds a dictionary that holds itself",
+                why=f"under {escape('.'.join(entered))}",
+                hint=FLAT,
+            )
+        seen.add(id(level))
         named = level_of(file, level)
         container = _container(file, root, named, entered, ema=ema)
         if container is None:
@@ -123,51 +214,6 @@ def torch_entries(file: Path, weights: TorchWeights) -> list[TensorEntry]:
     ]
 
 
-def _load(file: Path) -> Any:
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(len(LFS_POINTER))
-    except OSError as error:
-        raise CheckpointError(
-            f"{file} cannot be read",
-            why=error.strerror or str(error),
-            hint="See that it is there and that you may read it.",
-        ) from None
-    if start == LFS_POINTER:
-        raise git_lfs_pointer(file)
-    if start[:2] != b"PK":
-        raise CheckpointError(
-            f"{file} is not a file of torch.save",
-            why=f"it has {file.stat().st_size:,} bytes and does not start as one",
-            hint="Copy the file again; one from before torch 1.6 is to be saved again.",
-        )
-    try:
-        with warnings.catch_warnings():
-            # What torch says of its own classes while it rebuilds them; what is wrong is said here.
-            warnings.simplefilter("ignore")
-            return torch.load(file, weights_only=True, mmap=True, map_location="cpu")
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{file} holds Python objects beside tensors, which are never loaded",
-            why=_object_named_in(str(error)),
-            hint=_FLAT,
-        ) from None
-    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        raise CheckpointError(
-            f"{file} is truncated or broken",
-            why=escape(str(error).split("\n")[0]),
-            hint="Copy the file again from where it came from.",
-        ) from None
-
-
-def _object_named_in(text: str) -> str:
-    # torch's own text tells how to load the file nevertheless, which runs what is in it.
-    named = re.search(r"GLOBAL ([\w.]+)", text)
-    return (
-        "it is no plain dictionary of tensors" if named is None else f"it names {escape(named[1])}"
-    )
-
-
 def _refuse_weights_beside(
     file: Path, root: Any, level: Mapping[str, Any], entered: tuple[str, ...]
 ) -> None:
@@ -189,14 +235,26 @@ def _refuse_weights_beside(
             why="one dictionary is converted, and what is outside it would be lost",
             hint=f"Save all weights in one dictionary, or leave the others out: {option}"
             if option
-            else _FLAT,
+            else FLAT,
         )
 
 
-def _holds_tensors(value: Any, depth: int = 4) -> bool:
-    if isinstance(value, Mapping) and depth:
-        return any(_holds_tensors(part, depth - 1) for part in value.values())
-    return isinstance(value, torch.Tensor)
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(part, torch.Tensor) for _, part in _parts(value))
+
+
+def _parts(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each object inside dictionaries, once, with the first path to it."""
+    seen: set[int] = set()
+    left: deque[tuple[tuple[str, ...], Any]] = deque([((), root)])
+    while left:
+        path, value = left.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield path, value
+        if isinstance(value, Mapping) and len(path) < _DEEPEST:
+            left.extend(((*path, key_text(key)), part) for key, part in value.items())
 
 
 def _container(
@@ -215,7 +273,7 @@ def _container(
             why="one is converted, and nothing tells which: they have "
             + " and ".join(f"{len(level[key]):,}" for key in found)
             + " entries",
-            hint=f"Say which one: {options[0]}" if options else _FLAT,
+            hint=f"Say which one: {options[0]}" if options else FLAT,
         )
     return found[0] if found else None
 
@@ -225,7 +283,7 @@ def _tensors(
 ) -> dict[str, torch.Tensor]:
     if not isinstance(level, Mapping):
         raise CheckpointError(
-            f"{file} holds no dictionary of tensors", why=f"but {type(level).__name__}", hint=_FLAT
+            f"{file} holds no dictionary of tensors", why=f"but {type(level).__name__}", hint=FLAT
         )
     named = level_of(file, level)
     tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
@@ -244,7 +302,7 @@ def _tensors(
         raise CheckpointError(
             f"{file} holds further tensors inside {listed(nested)}",
             why="beside tensors, which are taken for the weights",
-            hint=_FLAT,
+            hint=FLAT,
         )
     for name, tensor in tensors.items():
         if tensor.is_meta:
@@ -266,18 +324,11 @@ def _tensors(
 
 def _where_tensors_are(root: Any, entered: tuple[str, ...]) -> str:
     """The option that names the dictionary with the most tensors, if there is one and it can be named."""
-    held: list[tuple[int, tuple[str, ...]]] = []
-
-    def look(level: Any, path: tuple[str, ...]) -> None:
-        if not isinstance(level, Mapping) or len(path) > 4:
-            return
-        count = sum(isinstance(value, torch.Tensor) for value in level.values())
-        if count and path != entered and not any(map(_BESIDE.search, path)):
-            held.append((count, path))
-        for key, value in level.items():
-            look(value, (*path, key_text(key)))
-
-    look(root, ())
+    held = []
+    for path, level in _parts(root):
+        if isinstance(level, Mapping) and path != entered and not any(map(_BESIDE.search, path)):
+            count = sum(isinstance(value, torch.Tensor) for value in level.values())
+            held += [(count, path)] if count else []
     options = [key_option(root, path) for _, path in sorted(held, reverse=True)]
     option = next((option for option in options if option), None)
-    return f"Say where the weights are: {option}" if option else _FLAT
+    return f"Say where the weights are: {option}" if option else FLAT

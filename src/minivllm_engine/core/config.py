@@ -1,12 +1,12 @@
 """What a user can set of the engine: frozen, typed and strict. Sections and keys are those of the YAML."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from minivllm_engine.core.errors import ConfigError
+from minivllm_engine.core.suggest import suggest
 from minivllm_engine.core.units import parse_count, parse_fraction, parse_size
 
 # A remedy as the command line writes it, and as Python does.
@@ -47,7 +47,7 @@ Integer = Annotated[int, BeforeValidator(_not_a_bool)]
 
 
 def message(error: Mapping[str, Any]) -> str:
-    """The text of one of pydantic's errors."""
+    """Return the text of one of pydantic's errors."""
     text: str = error["msg"]
     return text.removeprefix("Value error, ")
 
@@ -150,13 +150,12 @@ def _unknown(path: list[str]) -> ConfigError:
     """What to say about a section, or a section and a key, that does not exist. The hint is Python."""
     sections = {name: type(value) for name, value in EngineConfig()}
     if len(path) == 1:
-        near = get_close_matches(path[0], sections, n=1)
-        return ConfigError(f"unknown section {path[0]}", hint=near[0] if near else None)
+        return ConfigError(f"unknown section {path[0]}", hint=suggest(path[0], sections))
     section, key = path
     owner = next((name for name, kind in sections.items() if key in kind.model_fields), None)
     if owner is not None:
         what = f"unknown key {section}.{key}: {key} belongs to section {owner}"
         return ConfigError(what, hint=f'{owner}={{"{key}": ...}}')
-    near = get_close_matches(key, sections[section].model_fields, n=1)
-    hint = f'{section}={{"{near[0]}": ...}}' if near else None
+    near = suggest(key, sections[section].model_fields)
+    hint = f'{section}={{"{near}": ...}}' if near else None
     return ConfigError(f"unknown key {section}.{key}", hint=hint)

@@ -77,7 +77,7 @@ class Request:
         return len(self.prompt_ids) + len(self.output_ids)
 
     def token_at(self, position: int) -> int:
-        """The id at a position of prompt and output together."""
+        """Return the id at a position of prompt and output together."""
         length = len(self.prompt_ids)
         return (
             self.prompt_ids[position] if position < length else self.output_ids[position - length]

@@ -8,7 +8,7 @@ from minivllm_engine.core.request import ReadyRequest, Request
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
-from minivllm_engine.text.prompt import Prompt, read_prompt
+from minivllm_engine.text.prompt import Prompt, is_messages, read_prompt
 
 
 class InputProcessor:
@@ -114,8 +114,8 @@ class InputProcessor:
 
 
 def is_batch(prompts: object) -> bool:
-    """Is this a list of prompts? A list of integers is one prompt."""
-    if not isinstance(prompts, list | tuple):
+    """Is this a list of prompts? A list of integers is one prompt, and so is one of messages."""
+    if not isinstance(prompts, list | tuple) or is_messages(prompts):
         return False
     return not prompts or not isinstance(prompts[0], int)
 

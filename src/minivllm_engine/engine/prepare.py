@@ -11,7 +11,8 @@ from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.device_choice import choose_device
 from minivllm_engine.memory.device_memory import DeviceMemory
-from minivllm_engine.memory.plan import MemoryPlan, plan_memory
+from minivllm_engine.memory.layout import MemoryPlan
+from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.generation_config import GenerationConfig, load_generation_config
 from minivllm_engine.text.tokenizer import Tokenizer
@@ -56,6 +57,11 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
     model_config = ModelConfig.from_dir(path)
     index = CheckpointIndex.open(path)
     index.check(model_config)
+    if index.num_skipped:
+        logger.warning(
+            "%s of parts that are not used (vision, MTP) are left out",
+            count_text(index.num_skipped, "tensor"),
+        )
     tokenizer = Tokenizer.for_model(path, model_config.vocab_size)
     return prepare_parts(
         path=path,

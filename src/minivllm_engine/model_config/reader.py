@@ -3,7 +3,6 @@
 Every failure names the file, the key and the value.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,8 @@ from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# Far beyond any model, and small enough for a product that a machine word holds.
+LARGEST = 2**30
 _REPAIR = "Correct it there, or use the config.json that was saved with these weights."
 
 
@@ -37,7 +38,7 @@ class ConfigReader:
         self.top = content
 
     def get(self, *keys: str) -> Any:
-        """The first of `keys` that is set (not null), on the text level before the top level."""
+        """Return the first of `keys` that is set (not null), on the text level before the top level."""
         levels = (self.text, self.top)
         return next(
             (level[key] for level in levels for key in keys if level.get(key) is not None), None
@@ -52,16 +53,28 @@ class ConfigReader:
             hint=hint or _REPAIR,
         )
 
-    def integer(self, key: str, value: object, *, at_least: int = 1) -> int:
+    def integer(self, key: str, value: object, *, at_least: int = 1, at_most: int = LARGEST) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise self.wrong(key, value, f"a whole number, {at_least} or more")
+        if value > at_most:
+            raise self.wrong(key, value, f"at most {at_most:,}")
         return value
 
-    def number(self, key: str, value: object) -> float:
+    def number(
+        self,
+        key: str,
+        value: object,
+        *,
+        above: float = 0,
+        at_least: float = 0,
+        at_most: float = 1e30,
+    ) -> float:
+        least = f"at least {at_least:g}" if at_least else f"above {above:g}"
+        expected = f"a number {least}, at most {at_most:g}"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, value, "a number above 0")
-        if not 0 < value < math.inf:
-            raise self.wrong(key, value, "a number above 0")
+            raise self.wrong(key, value, expected)
+        if not (value > above and at_least <= value <= at_most):
+            raise self.wrong(key, value, expected)
         return float(value)
 
     def boolean(self, key: str, value: object) -> bool:
@@ -70,7 +83,7 @@ class ConfigReader:
         return bool(value)
 
     def dtype(self, *keys: str, allowed: tuple[str, ...]) -> str | None:
-        """The first of `keys` as "fp32", "bf16" or "fp16", or None where there is none."""
+        """Return the first of `keys` as "fp32", "bf16" or "fp16", or None where there is none."""
         value = self.get(*keys)
         if value is None:
             return None
@@ -108,7 +121,8 @@ _FOREIGN = re.compile(
 
 
 def refuse_other_families(reader: ConfigReader) -> None:
-    """
+    """Refuse models of other families that share most keys with this one.
+
     Raises:
         CheckpointError: the config is that of a model which this engine cannot run, however its keys look.
     """
@@ -138,13 +152,14 @@ def refuse_other_families(reader: ConfigReader) -> None:
 
 
 def unknown_model_type(content: Mapping[str, Any]) -> str | None:
-    """The model_type of a config, if it is neither one of this family nor a known other one."""
+    """Return the model_type of a config, if it is neither one of this family nor a known other one."""
     model_type = _model_type(content.get("text_config"), content)
     return None if model_type is None or _OWN.fullmatch(model_type) else model_type
 
 
 def refuse_foreign(reader: ConfigReader) -> None:
-    """
+    """Refuse other architectures.
+
     Raises:
         CheckpointError: the config says to be one of another well-known architecture.
     """

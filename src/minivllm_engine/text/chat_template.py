@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from minivllm_engine.core.errors import CheckpointError, RequestError
 from minivllm_engine.core.escape import escape
@@ -14,9 +14,6 @@ from minivllm_engine.text.template_sandbox import (
     render,
 )
 
-if TYPE_CHECKING:
-    from minivllm_engine.text.tokenizer import Tokenizer
-
 _Messages = list[dict[str, Any]]
 
 _USUAL_ROLES = ("system", "user", "assistant", "tool")
@@ -24,7 +21,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
-def switches_thinking(tokenizer: "Tokenizer") -> bool:
+class _HasTemplate(Protocol):
+    chat_template: str | None
+
+
+def switches_thinking(tokenizer: _HasTemplate) -> bool:
     """Tell whether the chat template looks at `enable_thinking`."""
     source = tokenizer.chat_template
     return source is not None and "enable_thinking" in compile_template(source).variables
@@ -57,7 +58,7 @@ def check_template(source: object, where: str) -> str:
 
 
 def read_templates(model_path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a checkpoint by name: "default", "tool_use", ...
+    """Return the chat templates of a checkpoint by name: "default", "tool_use", ...
 
     chat_template.jinja and additional_chat_templates/NAME.jinja count before tokenizer_config.json.
 
@@ -131,16 +132,23 @@ def render_conversation(
 
     try:
         text = write(messages)
-        ignores_tools = tools is not None and write(messages, None) == text
     except Exception as error:  # a template may raise anything about what it is given
         raise _refusal(error, messages, write) from None
-    if ignores_tools:
+    if tools is not None and _same_without(write, messages, text):
         raise RequestError(
             "tools: the chat template does not show them to the model",
             why="the prompt is the same without them",
             hint="leave tools out, or describe them in a message",
         )
     return _cut_at_tag(text, messages[-1]) if continue_final_message else text
+
+
+def _same_without(write: Callable[[_Messages, None], str], messages: _Messages, text: str) -> bool:
+    """Tell whether the prompt is the same without tools; one that cannot do without is not."""
+    try:
+        return write(messages, None) == text
+    except Exception:
+        return False
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _read_message(message: object, place: str) -> dict[str, Any]:
         raise RequestError(f"{place} has no role")
     for key, instead in _NOT_READ.items():
         if plain.get(key):
-            raise RequestError(f"{place}.{key} is not read", why=instead)
+            raise RequestError(f"{place}.{key} is not read; {instead}")
     if plain.get("tool_calls"):
         plain["tool_calls"] = _read_calls(plain["tool_calls"], f"{place}.tool_calls")
     elif "content" not in plain and "reasoning_content" not in plain:
@@ -94,7 +94,7 @@ def _with_arguments(function: dict[str, Any], place: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{place}.arguments is not JSON", why=str(error)) from None
+            raise RequestError(f"{place}.arguments is not JSON: {error}") from None
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         raise RequestError(f"{place}.arguments should be a JSON object")

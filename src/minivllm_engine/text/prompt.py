@@ -33,7 +33,7 @@ class PromptTooLong(RequestError):
 def read_prompt(
     prompt: Prompt, tokenizer: Tokenizer, max_model_len: int | None = None
 ) -> tuple[list[int], bool]:
-    """Token ids of a prompt, and whether it is a chat (whose reasoning is told from the answer).
+    """Return token ids of a prompt, and whether it is a chat (whose reasoning is told from the answer).
 
     Args:
         prompt: raw text; token ids; a list of messages; or a mapping with one of `messages` (with
@@ -61,11 +61,11 @@ def read_prompt(
 
 
 def is_messages(prompt: object) -> bool:
-    """Is this a conversation: a list of objects with roles?"""
+    """Tell whether this is a conversation: a list of objects with roles."""
     return (
         isinstance(prompt, list | tuple)
-        and bool(prompt)
-        and all(isinstance(one, Mapping) and "role" in one for one in prompt)
+        and all(isinstance(one, Mapping) and not one.keys() & set(_BODIES) for one in prompt)
+        and any("role" in one for one in prompt)
     )
 
 

@@ -6,10 +6,11 @@ loop passes, calls, filters, and what these are given and give back; sizes in ch
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, cast
 
 from jinja2 import TemplateError, nodes
@@ -23,7 +24,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_SOURCE = 2**20
-_WORK, _SIZE = 1_000_000, 2**20
+_WORK, _SIZE = 500_000, 2**19
 _MOST_BITS = 4096
 _CALL = 10  # steps that a call costs
 _STRING_SHIFT = 6  # characters that cost as much as one step: 64
@@ -90,7 +91,9 @@ def compile_template(source: str) -> CompiledTemplate:
     Raises:
         Exception: it is no valid Jinja, too deep or too long.
     """
-    return CompiledTemplate(source)
+    with warnings.catch_warnings():  # of Python about odd code, such as 5[1:]
+        warnings.simplefilter("ignore")
+        return CompiledTemplate(source)
 
 
 def _weight(value: Any, most: int | None) -> int:
@@ -108,8 +111,10 @@ def _weight(value: Any, most: int | None) -> int:
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    spend = _allowance.get().spend
     for value in values:
-        yield _paid(value)
+        spend(1 + (len(value) >> _STRING_SHIFT) if isinstance(value, str) else 1)
+        yield value
 
 
 def _paid(value: Any) -> Any:
@@ -244,7 +249,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             optimized=False,  # which would compute constants while it compiles
             cache_size=0,
         )
-        found = {**self.filters, "tojson": _to_json}
+        # Jinja's own tojson escapes what HTML would read.
+        found = {**self.filters, "tojson": partial(json.dumps, ensure_ascii=False)}
         self.filters = {
             name: function if name in _FREE else _paid_filter(name, function)
             for name, function in found.items()
@@ -255,7 +261,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: datetime.now().strftime(form),
-            "dict": _Dict(),
+            "dict": lambda *args, **kwargs: dict(
+                *args, **kwargs
+            ),  # not the type, which has attributes
             "namespace": _Namespace,
         }
 
@@ -306,29 +314,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _raise_exception(message: object) -> None:
     raise TemplateError(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes what HTML would read.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-class _Dict:
-    """`dict`, without the attributes of the type."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
 
 
 class _Namespace(Namespace):

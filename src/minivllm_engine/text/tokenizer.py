@@ -71,7 +71,9 @@ class Tokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # `tokenizers` raises plain Exception
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise CheckpointError(
                 f"{path} cannot be read", why=str(error), hint=_COPY_AGAIN
             ) from None
@@ -93,7 +95,7 @@ class Tokenizer:
 
     @classmethod
     def for_model(cls, model_path: Path, vocab_size: int) -> "Tokenizer":
-        """As `from_dir`, for a model whose embedding has `vocab_size` rows.
+        """Read as `from_dir` does, for a model whose embedding has `vocab_size` rows.
 
         Added tokens beyond the embedding are warned of: prompts that use one are refused.
 
@@ -158,21 +160,28 @@ class Tokenizer:
         return form if known and has_all and not strips and not removes else None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`. Special tokens written in it become their ids; nothing is added.
+        """Return token ids of `text`. Special tokens written in it become their ids; nothing is added.
 
         A lone surrogate is no character: it is read as U+FFFD.
         """
         clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         try:
-            ids: list[int] = self._backend.encode(clean, add_special_tokens=False).ids
-        except BaseException as error:  # a panic of the library in Rust is no Exception
-            if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            return self._encode(clean)
+        except BaseException as error:
+            if not _is_of_library(error):
                 raise
-            raise RequestError("the tokenizer fails on this text", why=str(error)[:200]) from None
+            raise RequestError(
+                "the tokenizer fails on this text",
+                why=f"{type(error).__name__}: {' '.join(str(error).split())}"[:200],
+                code="unreadable_prompt",
+            ) from None
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that `text` has at least, known without encoding it."""
+        """Return a number of tokens that `text` has at least, known without encoding it."""
         longest = self._longest_token
         if len(text) <= longest or self._normal_form is None:
             return 0
@@ -181,16 +190,16 @@ class Tokenizer:
         return len(text.encode("utf-8", "replace")) // longest
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids without a token give nothing."""
+        """Return text of `ids`; ids without a token give nothing."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token_id: int) -> str:
-        """One token as text, special ones included; U+FFFD where it is a part of a character."""
+        """Return one token as text, special ones included; U+FFFD where it is a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; empty for an id without a token."""
+        """Return the bytes that a token stands for; empty for an id without a token."""
         known = self._token_bytes.get(token_id)
         if known is None:
             known = self._token_bytes[token_id] = self._look_up_bytes(token_id)
@@ -210,11 +219,11 @@ class Tokenizer:
             return str(piece).encode()
 
     def is_added(self, token_id: int) -> bool:
-        """Is it a token outside the BPE vocabulary, such as `</think>`? Such a token is never split."""
+        """Tell whether it is outside the BPE vocabulary, such as `</think>`. Such a token is never split."""
         return token_id in self._added
 
     def is_special(self, token_id: int) -> bool:
-        """Is it left out of decoded text?"""
+        """Tell whether it is left out of decoded text."""
         added = self._added.get(token_id)
         return added is not None and bool(added.special)
 
@@ -225,7 +234,7 @@ class Tokenizer:
         return None if opening is None or closing is None else (opening, closing)
 
     def template_for(self, tools: object) -> str:
-        """The source of the chat template: that for tools where there is one and tools are given.
+        """Return the source of the chat template: that for tools where there is one and tools are given.
 
         Raises:
             RequestError: there is none.
@@ -246,7 +255,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt of a conversation, as the model's chat template writes it.
+        """Return the prompt of a conversation, as the model's chat template writes it.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
@@ -270,11 +279,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """`render_chat`, as token ids."""
+        """Render as `render_chat` does, and encode."""
         return self.encode(self.render_chat(messages, tools=tools, **template_kwargs))
 
     def answer_start(self, ids: Sequence[int]) -> int | None:
-        """Where a chat's prompt stops telling the conversation and opens the answer.
+        """Return where a chat's prompt stops telling the conversation and opens the answer.
 
         None where the prompt does not end as this template opens answers.
         """
@@ -310,6 +319,11 @@ class Tokenizer:
         others = [b for b in range(256) if b not in set(printable)]
         table = {chr(b): b for b in printable}
         return table | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Tell an error of `tokenizers` from what is meant for the program. A panic in Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def _token_content(value: object) -> str:

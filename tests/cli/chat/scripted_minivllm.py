@@ -10,13 +10,14 @@ from cli.chat.scripted_engine import ScriptedEngine
 from minivllm_cli import engine
 from minivllm_cli.main import main
 from minivllm_engine.model_config.generation_config import load_generation_config
+from minivllm_engine.text.tokenizer import Tokenizer
 
 
-def _prepare_model(settings, command):
+def _prepare_model(settings):
     path = Path(settings.model)
     return SimpleNamespace(
         path=path,
-        tokenizer=engine.load_tokenizer(path),
+        tokenizer=Tokenizer.from_dir(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),

@@ -14,11 +14,6 @@ Run = Callable[..., Finished]
 _SLOW = [sys.executable, str(Path(__file__).with_name("slow_minivllm.py"))]
 
 
-@pytest.fixture(autouse=True)
-def _refusals(refusals_are_whole: None) -> None:
-    pass
-
-
 @pytest.fixture
 def src(tmp_path: Path) -> Path:
     """A checkpoint in the official layout and dtype fp32, with a tokenizer, in two shards."""

@@ -150,7 +150,7 @@ def test_the_converter_checks_the_same_space(
     write_checkpoint(tmp_path / "src", config, {**tensors, "lm_head.weight": head})
     size = sum(t.numel() * 4 for t in tensors.values()) + head.numel() * 4
     with monkeypatch.context() as patch:
-        patch.setattr("minivllm_engine.conversion.building.free_space", lambda _: 2 * size - 1)
+        patch.setattr("minivllm_engine.conversion.converting.free_space", lambda _: 2 * size - 1)
         done = here("src", "dst")
     assert done.code == 2 and "are needed" in done.err
     assert not list(tmp_path.glob("dst*"))

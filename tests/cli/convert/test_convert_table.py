@@ -55,6 +55,7 @@ def _plan(problems: tuple[Problem, ...] = ()) -> Plan:
         style=("qkvz-interleaved",),
         rows=ROWS,
         problems=problems,
+        candidates=(),
         pieces=(),
         targets=(),
         dropped=(),
@@ -74,21 +75,21 @@ def test_k40_at_80_columns_no_line_is_wider_and_nothing_is_lost() -> None:
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     for row in ROWS:
-        assert row.source in text
         assert f"{row.count} " in text
-    assert "→ model.layers.*.linear_attn.in_proj_{qkv,z}.weight" in text
     assert "split rows" in text and "fp32 kept" in text and "9.10 GiB" in text
-    assert "(dropped: rule text-only)" in text
-    assert "…" not in text
+    # Names are folded, and none is cut.
+    names = "".join(line[5:].split("  ")[0] for line in lines)
+    assert all(row.source in names for row in ROWS)
+    assert "model.layers.*.linear_attn.in_proj_{qkv,z}.weight" in names
+    assert "(dropped: rule text-only)" in names
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 200])
-def test_k40_the_same_words_at_every_width(width: int) -> None:
+def test_k40_the_same_words_where_there_is_room() -> None:
     words = sorted(" ".join(mapping_table(ROWS, None)).split())
-    lines = mapping_table(ROWS, width)
-    assert sorted(" ".join(lines).split()) == words
-    longest_name = max(len(row.source) for row in ROWS)  # never parted, so it has to be passed over
-    assert max(map(len, lines)) <= max(width, len("390  ") + longest_name)
+    for width in (120, 200):
+        lines = mapping_table(ROWS, width)
+        assert max(map(len, lines)) <= width
+        assert sorted(" ".join(lines).split()) == words
 
 
 def test_into_a_pipe_every_row_has_one_line() -> None:

@@ -415,6 +415,34 @@ class TestOutput:
         assert double["response"]["body"]["error"]["code"] == "duplicate_custom_id"
         assert [r["error"] for r in done.records] == [None] * 4
 
+    def test_c8_several_prompts_in_a_line_are_choices_of_one_answer(
+        self, program: Program, fake_model: Path
+    ) -> None:
+        def line(custom_id: str, prompt: Any, **more: Any) -> dict[str, Any]:
+            body = {"prompt": prompt, **more}
+            return {"custom_id": custom_id, "url": "/v1/completions", "body": body}
+
+        ids = list(b"say c")
+        lines = [
+            line("one", ["say a", ids, "say b"], n=2, logprobs=1),
+            line("long", ["say a", "x" * 5000]),
+            line("dead", ["say a", "nan"]),
+            line("last", ["say z"]),
+        ]
+        source = program.write_lines("in", lines)
+        dry = program.run("generate", fake_model, "-i", source, "--dry-run", "--json")
+        document = json.loads(dry.out)
+        assert (document["sequences"], document["too_long"]["count"]) == (10, 1)
+        out = program.home / "out.jsonl"
+        assert program.run("generate", fake_model, "-i", source, "-o", out).code == 3
+        answers = [record["response"] for record in read_records(out)]
+        assert [answer["status_code"] for answer in answers] == [200, 400, 500, 200]
+        choices = answers[0]["body"]["choices"]
+        assert [(c["index"], c["text"]) for c in choices] == list(enumerate("aaccbb"))
+        assert answers[0]["body"]["usage"]["prompt_tokens"] == 15
+        assert choices[0]["logprobs"]["text_offset"] == [0, 1]
+        assert answers[3]["body"]["choices"][0]["text"] == "z"
+
     def test_a_request_that_dies_costs_one_record(self, program: Program, fake_model: Path) -> None:
         source = program.write_lines("in", [{"prompt": "nan"}, {"prompt": "say a"}])
         done = program.run("generate", fake_model, "-i", source)

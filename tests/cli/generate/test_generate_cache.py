@@ -25,6 +25,7 @@ from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.memory.device_memory import DeviceMemory
 from minivllm_engine.protocol.lines import BatchLine, RequestLine
 from minivllm_engine.protocol.records import ok_record
+from support.byte_tokenizer import byte_tokenizer
 
 HEADER = "A header that all prompts share, and that is longer than a block is. " * 2
 
@@ -48,10 +49,10 @@ def _output(usage: Usage) -> RequestOutput:
 
 @pytest.mark.parametrize("batch", [None, BatchLine("c", "/v1/chat/completions", "m")])
 def test_a_record_says_where_a_chat_was_told_otherwise(batch: BatchLine | None) -> None:
-    usage = Usage(1690, 412, 0, 1152, 1152, 1152, "template_divergence", Divergence(1184, 7, 9))
+    usage = Usage(1690, 412, 0, 1152, 1152, 1152, "template_divergence", Divergence(1184, 65, 66))
     line = RequestLine(1, 0, "a", "messages", [], SamplingParams(), batch=batch)
-    texts = {7: "<think>", 9: "OK"}
-    record = ok_record(line, _output(usage), params=ResolvedSampling(0), token_text=texts.get)
+    tokenizer = byte_tokenizer()
+    record = ok_record(line, _output(usage), params=ResolvedSampling(0), tokenizer=tokenizer)
     answer = record if batch is None else record["response"]["body"]
     found = answer["usage"].get("prompt_tokens_details", answer["usage"])
     assert {k: found[k] for k in ("cached_tokens", "kv_matched", "state_at", "miss_reason")} == {
@@ -62,10 +63,10 @@ def test_a_record_says_where_a_chat_was_told_otherwise(batch: BatchLine | None) 
     }
     assert found["divergence"] == {
         "position": 1184,
-        "cached_id": 7,
-        "cached_token": "<think>",
-        "prompt_id": 9,
-        "prompt_token": "OK",
+        "cached_id": 65,
+        "cached_token": "A",
+        "prompt_id": 66,
+        "prompt_token": "B",
     }
 
 

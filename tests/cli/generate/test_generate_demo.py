@@ -158,11 +158,15 @@ def _children_of(pid: int) -> list[str]:
 
 
 def test_env_prints_versions(demo: Program) -> None:
-    done = demo.run("env", "--json")
+    snapshot = demo.home / "hub/models--org--tiny/snapshots/0a"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    done = demo.run("env", "--json", HF_HUB_CACHE="hub")
     assert (done.code, done.err) == (0, "")
     facts = json.loads(done.out)
     assert facts["schema_version"] == 1
     assert {"minivllm", "commit", "python", "torch", "typer", "gpus", "platform"} <= set(facts)
+    assert facts["checkpoints"] == ["demo", "org/tiny"]
     assert facts["gpus"] == [] or os.path.exists("/dev/nvidia0")
     table = demo.run("env").out
     assert all(len(line) < 120 for line in table.splitlines())

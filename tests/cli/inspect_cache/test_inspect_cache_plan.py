@@ -312,7 +312,7 @@ def test_the_27b_shape_has_the_exchange_rate_of_its_config(real: Program) -> Non
         (["run", "--memory", "8GiB"], "--memory goes with the view plan", "minivllm inspect-cache"),
         (["run", "m"], "run: there are no requests to run", "--input FILE"),
         (["nowhere.json"], "cannot read nowhere.json: no such file", "minivllm generate --input"),
-        (["nowhere"], "model 'nowhere' is not a directory", "minivllm inspect-cache ./DIR"),
+        (["nowhere"], "nowhere does not exist", "Nothing is downloaded"),
         (["m", "--memory", "lots"], "--memory: 'lots' is not a size", "--memory 80GiB"),
         (["m", "--memory", "0"], "--memory: a device without memory", "--memory 80GiB"),
         (

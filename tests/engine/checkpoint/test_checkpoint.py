@@ -25,8 +25,6 @@ from support.tiny_checkpoint import (
 )
 from support.transformers_oracle import TransformersOracle
 
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
-
 IDS = [5, 300, 17, 17, 0, 219]
 
 

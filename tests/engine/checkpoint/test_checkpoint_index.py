@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
+from minivllm_engine.checkpoint.safetensors_header import read_header
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.model_config.config import ModelConfig
 from support.tiny_checkpoint import (
@@ -22,8 +23,6 @@ from support.tiny_checkpoint import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
-
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
 
 CONFIG = ModelConfig.from_dict(tiny_config(), "config.json")
 TIED = ModelConfig.from_dict(tiny_config(tie_word_embeddings=True), "config.json")
@@ -165,6 +164,7 @@ def test_shards_without_an_index(tensors, tmp_path: Path) -> None:
 
 def test_the_same_tensor_in_two_shards(tensors, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tiny_config(), tensors, shards=2)
+    (tmp_path / "model.safetensors.index.json").unlink()  # it would decide
     second = tmp_path / "model-00002-of-00002.safetensors"
     name = "model.norm.weight"
     save_file(
@@ -416,3 +416,12 @@ def test_head_present_and_different(
     with caplog.at_level(logging.WARNING):
         assert not head_of(tensors, tmp_path, TIED, embedding)
     assert "differs from the embedding" in caplog.text
+
+
+@pytest.mark.parametrize("metadata", [{"a": 5}, {"a": None}, [], 3, {"a": {"b": "c"}}])
+def test_metadata_that_readers_refuse(metadata: object, tmp_path: Path) -> None:
+    raw = json.dumps({"__metadata__": metadata}).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with pytest.raises(CheckpointError, match="is not a safetensors file") as caught:
+        read_header(tmp_path / "x.safetensors")
+    assert "__metadata__" in str(caught.value.why)

@@ -8,8 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.conversion import open_source, plan_conversion
+from minivllm_engine.conversion.explaining import proposal
 from minivllm_engine.core.errors import CheckpointError
+from minivllm_engine.model_config.config import ModelConfig
+from support.converted import convert_to
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 
 CONFIG = tiny_config()
@@ -170,10 +174,6 @@ LIES = {
         lambda i: i["weight_map"].update({"ghost": "model-00001-of-00003.safetensors"}),
         "no shard holds it",
     ),
-    "unlisted": (
-        lambda i: i["weight_map"].pop("model.norm.weight"),
-        "it leaves out 1 tensor, such as model.norm.weight",
-    ),
 }
 
 
@@ -186,9 +186,59 @@ def test_an_index_that_lies(lie: str, tmp_path: Path) -> None:
     edit_index(tmp_path, change)
     error = refused(tmp_path)
     assert "does not describe its shards" in error.what and why in str(error.why)
-    assert "remove the index" in str(error.hint)
     (tmp_path / "model.safetensors.index.json").unlink()
     assert plan_conversion(open_source(tmp_path)).ok
+
+
+def test_the_index_decides_which_file_a_tensor_is_read_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An overlay file takes the place of what lies in a shard; a leftover counts for nothing, and is told."""
+    src = write_checkpoint(tmp_path / "src", CONFIG, REFERENCE, shards=2)
+    name = "model.norm.weight"
+    save_file(
+        {name: REFERENCE[name] + 1, "leftover.weight": torch.zeros(2)},
+        src / "overlay.safetensors",
+    )
+    edit_index(src, lambda i: i["weight_map"].update({name: "overlay.safetensors"}))
+    source = open_source(src)
+    (note,) = [note for note in source.notes if "leaves out 2 tensors" in note]
+    assert name in note and "leftover.weight" in note
+    convert_to(src, tmp_path / "dst")
+    written = load_file(tmp_path / "dst/model.safetensors")
+    assert torch.equal(written[name], REFERENCE[name] + 1)
+    index = CheckpointIndex.open(src)
+    index.check(ModelConfig.from_dir(src))
+    assert index.entries[name].file.name == "overlay.safetensors"
+    assert "leaves out 2 tensors" in caplog.text
+    edit_index(src, lambda i: i["weight_map"].pop(name))
+    (problem,) = plan_conversion(open_source(src)).problems
+    assert (problem.kind, problem.name) == ("missing", name)
+
+
+def test_names_of_peft_around_a_head(tmp_path: Path) -> None:
+    """The one that was trained and saved counts, and the one that it was before is left out."""
+    tensors = dict(REFERENCE)
+    head = tensors.pop("lm_head.weight")
+    tensors["lm_head.original_module.weight"] = head - 1
+    tensors["lm_head.modules_to_save.default.weight"] = head
+    src = write_checkpoint(tmp_path / "src", CONFIG, tensors)
+    plan = plan_conversion(open_source(src))
+    assert plan.ok and [tensor.rule for tensor in plan.dropped] == ["peft-original"]
+    convert_to(src, tmp_path / "dst")
+    assert torch.equal(load_file(tmp_path / "dst/model.safetensors")["lm_head.weight"], head)
+    index = CheckpointIndex.open(src)
+    index.check(ModelConfig.from_dir(src))
+    assert index.entries["lm_head.weight"].name == "lm_head.modules_to_save.default.weight"
+    # Where only another adapter's is there, nothing says that the head could be tied.
+    tensors["lm_head.modules_to_save.mine.weight"] = tensors.pop(
+        "lm_head.modules_to_save.default.weight"
+    )
+    src = write_checkpoint(tmp_path / "other", CONFIG, tensors)
+    text = proposal(plan_conversion(open_source(src))).text
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointIndex.open(src).check(ModelConfig.from_dir(src))
+    assert "tie_word_embeddings" not in text + str(caught.value.hint)
 
 
 def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm_engine.conversion import check, open_source, values
+from minivllm_engine.conversion import check, open_source, reader
 from minivllm_engine.core.errors import CheckpointError, ConversionError
 from support.converted import convert_to
 from support.packed_runner import load_model
@@ -124,8 +124,8 @@ def test_the_loader_looks_at_what_the_model_gets(
 
 def test_counting() -> None:
     wide = torch.tensor([1.0, 1e300, -1e300, float("nan")], dtype=torch.float64)
-    assert values.count_non_finite(wide) == 3
-    assert values.count_non_finite(wide, torch.float64) == 1
-    assert values.largest_finite(wide) == 1e300
-    assert values.largest_finite(torch.tensor([float("-inf"), -2.0])) == 2.0
-    assert values.count_non_finite(torch.zeros(0)) == 0
+    assert reader.count_non_finite(wide) == 3
+    assert reader.count_non_finite(wide, torch.float64) == 1
+    assert reader.largest_finite(wide) == 1e300
+    assert reader.largest_finite(torch.tensor([float("-inf"), -2.0])) == 2.0
+    assert reader.count_non_finite(torch.zeros(0)) == 0

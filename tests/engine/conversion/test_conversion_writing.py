@@ -22,9 +22,11 @@ from minivllm_engine.conversion import (
     open_source,
     plan_conversion,
     planning,
-    shard_file,
-    values,
-    verifying,
+    reader,
+    writer,
+)
+from minivllm_engine.conversion import (
+    verify as verification,
 )
 from minivllm_engine.core.errors import CheckpointError, ConversionError
 from support import converted as layouts
@@ -295,9 +297,9 @@ def test_casts_that_lose_something() -> None:
         (torch.float16, torch.bfloat16),
     }
     for pair in lossy:
-        assert values.is_lossy(*pair)
+        assert reader.is_lossy(*pair)
     for before, after in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32)):
-        assert not values.is_lossy(before, after)
+        assert not reader.is_lossy(before, after)
 
 
 # -- the destination -----------------------------------------------------------------------------
@@ -365,7 +367,8 @@ def test_a_plan_with_problems_writes_nothing(tmp_path: Path) -> None:
     error = fails("not_covered", src, tmp_path / "dst")
     assert error.what == "1 unmatched, 1 missing; nothing written"
     # up_proj itself is there: nothing could be mapped to it.
-    assert "--allow-unmatched model.layers.0.mlp.up_projj.weight" in str(error.hint)
+    assert "says what model.layers.0.mlp.up_projj.weight is" in str(error.hint)
+    assert "--allow" not in str(error.hint)  # something is missing, which that would lose
     assert "with the line" not in str(error.hint)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["src"]
 
@@ -441,7 +444,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 ) -> None:
     size = sum(tensor.numel() * 4 for tensor in REFERENCE.values())
     for free, fits in ((2 * size, True), (2 * size - 1, False)):
-        monkeypatch.setattr("minivllm_engine.conversion.building.free_space", lambda _, n=free: n)
+        monkeypatch.setattr("minivllm_engine.conversion.converting.free_space", lambda _, n=free: n)
         if fits:
             convert_to(src, tmp_path / "fits")
         else:
@@ -492,7 +495,7 @@ def test_what_verification_sees(
     verify: str, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One value of the last of four equal tensors is wrong on the disk: only a full comparison sees it."""
-    original = shard_file.write_shard
+    original = writer.write_shard
 
     def wrong(file, targets, tensors, advance):
         def changed():
@@ -505,7 +508,7 @@ def test_what_verification_sees(
         targets = list(targets)
         return original(file, targets, changed(), advance)
 
-    monkeypatch.setattr("minivllm_engine.conversion.writing.write_shard", wrong)
+    monkeypatch.setattr("minivllm_engine.conversion.writer.write_shard", wrong)
     if verify == "full":
         error = fails("verification", src, tmp_path / "dst", verify=verify)
         assert "model.layers.3.mlp.up_proj.weight: 1 values" in str(error.why)
@@ -589,10 +592,10 @@ def test_parts_of_a_plain_range_are_compared_one_by_one(
     src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part boundary falls inside every matrix: nothing is left out there."""
-    monkeypatch.setattr(verifying, "_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(values, "_CHUNK", 100)
+    monkeypatch.setattr(verification, "_CHUNK_BYTES", 4000)
+    monkeypatch.setattr(reader, "_CHUNK", 1000)
     convert_to(src, tmp_path / "dst", dtype="bf16")
-    for row in (0, 2, 3, 319):
+    for row in (0, 15, 16, 319):
         tensors = {name: tensor.clone() for name, tensor in REFERENCE.items()}
         tensors["lm_head.weight"][row, -1] += 0.5
         other = write_checkpoint(tmp_path / "other", CONFIG, tensors)
@@ -606,6 +609,51 @@ def test_free_space_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 # -- places that are none ------------------------------------------------------------------------
+
+
+def test_further_chat_templates_are_carried_over(src: Path, tmp_path: Path) -> None:
+    folder = src / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ tools }}")
+    (folder / "notes.txt").write_text("no template")
+    dst = tmp_path / "dst"
+    convert_to(src, dst)
+    assert [file.name for file in (dst / folder.name).iterdir()] == ["tool_use.jinja"]
+    assert check(open_source(src), dst).ok
+    convert_to(src, dst, overwrite=True, dtype="bf16")
+    (dst / folder.name / "tool_use.jinja").write_text("changed")
+    (difference,) = check(open_source(src), dst).differences
+    assert difference.name == "additional_chat_templates/tool_use.jinja"
+    dst.rename(tmp_path / "dst.partial")  # as a run that was stopped leaves it
+    convert_to(src, dst, resume=False, overwrite=True)
+    assert check(open_source(src), dst).ok
+    (dst / folder.name / "mine.txt").write_text("x")
+    assert "additional_chat_templates" in str(fails("destination", src, dst, overwrite=True).why)
+
+
+def test_what_comes_to_dst_meanwhile_is_not_replaced(src: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+
+    def another(progress: Progress) -> None:
+        if progress.phase == "verify" and not dst.exists():
+            convert_to(src, tmp_path / "other", dtype="bf16")
+            (tmp_path / "other").rename(dst)
+
+    with pytest.raises(ConversionError, match="not empty any more") as caught:
+        convert_to(src, dst, progress=another)
+    assert caught.value.code == "destination"
+    assert json.loads((dst / "minivllm_manifest.json").read_text())["dtype"] == "bf16"
+    dst.rename(tmp_path / "moved")
+    convert_to(src, dst, resume=True)
+    assert check(open_source(src), dst).ok
+
+
+def test_an_empty_partial_does_not_give_a_target_away(src: Path, tmp_path: Path) -> None:
+    convert_to(src, tmp_path / "dst")
+    (tmp_path / "dst.partial").mkdir()
+    with pytest.raises(ConversionError, match="is not empty"):
+        convert_to(src, tmp_path / "dst", dtype="bf16")
+    assert check(open_source(src), tmp_path / "dst").ok
 
 
 def test_names_that_cannot_be_had(src: Path, tmp_path: Path) -> None:

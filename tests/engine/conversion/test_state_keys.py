@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm_engine.conversion.reading import TensorReader
+from minivllm_engine.conversion.reader import TensorReader
 from minivllm_engine.conversion.source import open_source
 from minivllm_engine.conversion.torch_file import load_torch_file
 from minivllm_engine.core.errors import CheckpointError

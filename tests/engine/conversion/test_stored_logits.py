@@ -11,8 +11,6 @@ from minivllm_engine.core.errors import ConfigError
 from support.tiny_checkpoint import random_tensors, tiny_config, write_checkpoint
 from support.transformers_oracle import TransformersOracle
 
-pytestmark = pytest.mark.usefixtures("refusals_are_whole")
-
 IDS = torch.arange(90) * 7 % 320
 CONFIG = tiny_config()
 

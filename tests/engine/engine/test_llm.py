@@ -549,6 +549,31 @@ def test_n_gives_independent_outputs_and_a_bad_one_costs_only_its_own_request(ll
     assert one.outputs[0].token_ids == out.outputs[0].token_ids
 
 
+def test_a_bare_list_of_messages_is_a_conversation(llm) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (expected,) = llm.generate([{"messages": messages}], params)
+    assert expected.prompt_token_ids == llm.tokenizer.encode_chat(messages)
+    several = [messages, [*messages, {"role": "assistant", "content": "A"}, *messages]]
+    for outs in (
+        llm.generate(messages, params),
+        list(llm.stream(messages, params))[-1:],
+        llm.chat(messages, params),
+        llm.chat(several, params)[:1],
+        llm.generate(several, params)[:1],
+    ):
+        (out,) = outs
+        assert out.prompt_token_ids == expected.prompt_token_ids
+        assert out.outputs[0].token_ids == expected.outputs[0].token_ids
+    (thinking,) = llm.chat(messages, params, enable_thinking=True)
+    assert thinking.prompt_token_ids == llm.tokenizer.encode_chat(messages, enable_thinking=True)
+    said = [*messages, {"role": "assistant", "content": "A striped"}]
+    (out,) = llm.chat(said, params, continue_final_message=True)
+    assert llm.tokenizer.decode(out.prompt_token_ids).endswith("assistant\nA striped")
+    (out,) = llm.chat([], params)
+    assert out.error.code == "empty_prompt"
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "text"),
     [

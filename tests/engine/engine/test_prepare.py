@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import (
@@ -43,6 +45,18 @@ def test_everything_automatic_is_decided(model: Path) -> None:
     assert prepared.path == model
     assert None not in prepared.config.engine.model_dump().values()
     assert prepared.config.cache.num_blocks == prepared.plan.num_blocks
+
+
+def test_tensors_that_are_left_out_are_counted(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(model, config())
+    assert "left out" not in caplog.text
+    file = next(model.glob("*.safetensors"))
+    more = {"mtp.fc.weight": torch.zeros(2), "model.visual.x": torch.zeros(2)}
+    save_file(load_file(file) | more, file)
+    prepare(model, config())
+    assert "2 tensors of parts that are not used (vision, MTP) are left out" in caplog.text
 
 
 def test_cuda_is_refused_with_a_remedy(model: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from engine.memory.test_memory_plan import DEMO, GIB, LARGE, gpu
 from engine.memory.test_memory_plan_refusals import random_case
-
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
 from minivllm_engine.memory.fit import Fit
