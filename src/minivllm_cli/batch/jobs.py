@@ -10,6 +10,7 @@ from minivllm_cli.batch.flags import GenerateFlags, InputFormat
 from minivllm_cli.batch.prompts import Overrides
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import CliError
 from minivllm_cli.files.fingerprint import line_key
 from minivllm_cli.files.input_file import InputFile
@@ -236,3 +237,31 @@ class JobSource:
             return
         for index, (number, raw) in enumerate(self.source.lines()):
             yield parser.parse(number, index, raw)
+
+
+def refuse_to_lose(journal: Journal, scan: Scan, console: Console, *, force: bool) -> None:
+    """Refuse a run that would not publish every answer in the journal, which goes with the publication.
+
+    Args:
+        force: lines that changed since they were answered may be answered again.
+
+    Raises:
+        CliError: answers would be lost; how many, and why.
+    """
+    outside = journal.num_usable - scan.num_done - scan.num_changed
+    changed = 0 if force else scan.num_changed
+    if not outside and not changed:
+        if scan.num_changed:
+            console.warn(f"{scan.num_changed} answered lines changed and are run again")
+        return
+    parts = [
+        f"{outside} are of lines that this run leaves out" if outside else "",
+        f"{changed} are of lines that changed, or whose sampling did" if changed else "",
+    ]
+    again = "" if outside else "--resume force to run the changed lines again, "
+    raise CliError(
+        f"{journal.path} holds {journal.num_usable} finished answers; this run would lose "
+        f"{outside + changed} of them",
+        why="; ".join(part for part in parts if part),
+        hint=f"the same command as before, {again}or --overwrite to start again",
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minivllm_cli import engine
 from minivllm_cli.batch.dry_run import run_dry
 from minivllm_cli.batch.flags import GenerateFlags, InputFormat, OnError, Resume
-from minivllm_cli.batch.jobs import JobSource, Scan, Selection
+from minivllm_cli.batch.jobs import JobSource, Scan, Selection, refuse_to_lose
 from minivllm_cli.batch.prompts import Overrides, PromptBuilder, check_thinking
 from minivllm_cli.batch.remedies import Remedies
 from minivllm_cli.batch.report import (
@@ -28,7 +28,7 @@ from minivllm_cli.cache_dump.watch import CacheWatch, cache_watch
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.progress import Progress, Reporter, loading_progress, make_reporter
-from minivllm_cli.console.streams import Console, guard_stdout
+from minivllm_cli.console.streams import guard_stdout
 from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.files.fingerprint import fingerprint_parts
 from minivllm_cli.files.input_file import InputFile
@@ -197,7 +197,7 @@ def scan_input(batch: Batch, journal: Journal | None) -> Scan:
     if scan.total == 0:
         _refuse_nothing(batch, name)
     if journal is not None:
-        _refuse_to_lose(journal, scan, console, force=flags.resume is Resume.FORCE)
+        refuse_to_lose(journal, scan, console, force=flags.resume is Resume.FORCE)
     if stop and scan.num_bad:
         raise CliError(
             f"{name}: {scan.num_bad} of {scan.total} lines are bad; nothing was run",
@@ -243,31 +243,6 @@ def _refuse_nothing(batch: Batch, name: str) -> None:
     blank = source.num_blank if source is not None else 0
     raise CliError(
         f"{name} holds no prompts (empty_file)", why=f"{blank} blank lines" if blank else "0 lines"
-    )
-
-
-def _refuse_to_lose(journal: Journal, scan: Scan, console: Console, *, force: bool) -> None:
-    """Publishing removes the journal: every answer in it has to be one that this run publishes.
-
-    Args:
-        force: lines that changed since they were answered may be answered again.
-    """
-    outside = journal.num_usable - scan.num_done - scan.num_changed
-    changed = 0 if force else scan.num_changed
-    if not outside and not changed:
-        if scan.num_changed:
-            console.warn(f"{scan.num_changed} answered lines changed and are run again")
-        return
-    parts = [
-        f"{outside} are of lines that this run leaves out" if outside else "",
-        f"{changed} are of lines that changed, or whose sampling did" if changed else "",
-    ]
-    again = "" if outside else "--resume force to run the changed lines again, "
-    raise CliError(
-        f"{journal.path} holds {journal.num_usable} finished answers; this run would lose "
-        f"{outside + changed} of them",
-        why="; ".join(part for part in parts if part),
-        hint=f"the same command as before, {again}or --overwrite to start again",
     )
 
 
