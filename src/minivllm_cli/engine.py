@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
     from minivllm_engine.memory.device_memory import DeviceMemory
     from minivllm_engine.memory.fit import Fit
-    from minivllm_engine.memory.plan import MemoryPlan
+    from minivllm_engine.memory.layout import MemoryPlan
     from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.text.tokenizer import Tokenizer
 
@@ -78,9 +78,10 @@ def load_tokenizer(model_path: Path) -> "Tokenizer":
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
+    from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.text.tokenizer import Tokenizer
 
-    return Tokenizer.from_dir(model_path)
+    return Tokenizer.for_model(model_path, ModelConfig.from_dir(model_path).vocab_size)
 
 
 def plan_memory(

@@ -10,14 +10,16 @@ import pytest
 
 from cli.program import REAL, Program
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 # How the console script of an installation calls it.
 _SCRIPT = [sys.executable, "-c", "import sys; from minivllm_cli.main import main; sys.exit(main())"]
 _SLOW_IMPORT = "import time\nopen('importing', 'w').close()\ntime.sleep(30)\n"
 
 
-@pytest.mark.parametrize("command", [REAL, _SCRIPT], ids=["-m", "script"])
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "code", "command"),
+    [(signal.SIGINT, 130, _SCRIPT), (signal.SIGTERM, 143, REAL)],
+    ids=["script", "-m"],
+)
 def test_while_the_program_itself_is_imported(
     program: Program, number: signal.Signals, code: int, command: list[str]
 ) -> None:
@@ -27,8 +29,9 @@ def test_while_the_program_itself_is_imported(
     assert done.stderr == b"stopped while starting\n"
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize(
+    ("number", "code", "swallowed"), [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)]
+)
 def test_while_torch_is_imported(
     program: Program, number: signal.Signals, code: int, swallowed: bool
 ) -> None:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.prompts import BuiltPrompt, PromptBuilder
 from minivllm_cli.batch.remedies import Remedies
+from minivllm_cli.batch.report import LineReports
 from minivllm_cli.batch.sinks import Sink
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.batch.verify import Verifier
@@ -16,10 +17,11 @@ from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import EngineDied
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput
-from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Job, RequestLine
+from minivllm_engine.protocol.openai_records import join_outputs
 from minivllm_engine.protocol.records import bad_line_record, engine_error_record, ok_record
-from minivllm_engine.protocol.usage_record import usage_record
+from minivllm_engine.protocol.shapes import usage_record
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -33,8 +35,8 @@ class _Running:
     job: Job
     line: RequestLine
     params: ResolvedSampling
-    own: SamplingParams
     prompt: BuiltPrompt
+    part: int
     started: bool = False
     output: RequestOutput | None = None
 
@@ -59,6 +61,7 @@ class RunLoop:
         progress: Progress,
         reporter: Reporter,
         remedies: Remedies,
+        reports: LineReports,
         *,
         strip_thinking: bool = False,
         verifier: Verifier | None = None,
@@ -72,21 +75,24 @@ class RunLoop:
         self._progress = progress
         self._reporter = reporter
         self._remedies = remedies
+        self._reports = reports
         self._strip_thinking = strip_thinking
         self._verifier = verifier
         self._between_steps = between_steps
         self._window = 2 * (llm.config.engine.max_num_seqs or 1)
         self._running: dict[str, _Running] = {}
         self._in_flight = 0
+        self._parts: dict[
+            int, dict[int, RequestOutput]
+        ] = {}  # by position: of lines of several prompts
         self._started_tokens = 0
         self._reused_tokens = 0
         self._exhausted = False
         self._meter = RateMeter()
         self._shown_at = 0.0
         self._stop_at: float | None = None
-        self._last: frozenset[str] | None = (
-            None  # after a signal: the requests that may still finish
-        )
+        # After a signal: the requests that may still finish.
+        self._last: frozenset[str] | None = None
 
     def run(self, console: Console, interrupts: Interrupts) -> bool:
         """Run all jobs. True when done; False when a signal ended the run early.
@@ -116,6 +122,7 @@ class RunLoop:
             while self._stop_at is None:
                 self._feed()
                 if not self._running and not self._replaying:
+                    self._reports.end()
                     return True
                 if self._stop_at is None:  # a signal may have come while prompts were read
                     self._step()
@@ -169,24 +176,30 @@ class RunLoop:
     def _add(self, job: Job, line: RequestLine) -> None:
         assert job.params is not None
         num_tokens: int | None = None
+        added: list[str] = []
         try:
-            prompt = self._builder.build(line, job.params)
-            num_tokens = len(prompt.ids)
-            own = line.params.model_copy(update={"seed": job.params.seed})
-            asked = own if self._verifier is None else self._verifier.asking(own)
-            request_id = self._llm.add_request(
-                prompt.for_engine(), asked, request_id=str(job.position)
-            )
+            for part, one in enumerate(line.parts):
+                num_tokens = None
+                params = replace(job.params, seed=job.params.seed ^ part)
+                prompt = self._builder.build(one, params)
+                num_tokens = len(prompt.ids)
+                asked = prompt.request
+                if self._verifier is not None:
+                    asked = self._verifier.asking(asked)
+                name = f"{job.position}.{part}" if part else str(job.position)
+                added.append(self._llm.add_request(asked, request_id=name))
+                self._running[name] = _Running(job, line, job.params, prompt, part)
+                self._in_flight += job.params.n
         except RequestError as error:
+            for name in added:
+                self._drop(name)
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
                 hint = self._remedies.for_long_prompt(num_tokens)
+            self._reports.refused(line, error, hint)
             usage = None if num_tokens is None else {"prompt_tokens": num_tokens}
             record = engine_error_record(line, error, hint, usage=usage)
-            self._write(job, record, sequences=job.params.n)
-            return
-        self._running[request_id] = _Running(job, line, job.params, own, prompt)
-        self._in_flight += job.params.n
+            self._write(job, record, sequences=line.num_sequences)
 
     def _step(self) -> None:
         for output in self._engine_step():
@@ -195,9 +208,8 @@ class RunLoop:
             running = self._running.get(output.request_id)
             if running is None:
                 continue
-            if not self._may_finish(
-                output.request_id
-            ):  # let in by the step that a signal came into
+            if not self._may_finish(output.request_id):
+                # Let in by the step that a signal came into.
                 if output.finished:
                     self._forget(output.request_id)
                 continue
@@ -229,15 +241,19 @@ class RunLoop:
     def _finish(self, running: _Running, output: RequestOutput) -> None:
         self._tally.add_output(output)
         if self._verifier is not None:
-            self._verifier.consider(running.job, running.prompt, running.own, output)
-            output = self._verifier.as_asked(output, running.own)
-        token_text = self._llm.tokenizer.token_text
+            self._verifier.consider(running.job, running.prompt.request, output)
+            output = self._verifier.as_asked(output, running.params)
+        whole = self._with_other_parts(running, output)
+        if whole is None:
+            return
+        output = whole
+        tokenizer = self._llm.tokenizer
         if output.error is not None:
             record = engine_error_record(
                 running.line,
                 output.error,
                 output.error.hint,
-                usage=usage_record(output.usage, token_text),
+                usage=usage_record(output.usage, tokenizer),
             )
         else:
             self._tally.num_truncated += running.prompt.truncated > 0
@@ -245,11 +261,23 @@ class RunLoop:
                 running.line,
                 output,
                 params=running.params,
-                token_text=token_text,
+                tokenizer=tokenizer,
                 truncated=running.prompt.truncated,
                 strip_thinking=self._strip_thinking,
             )
-        self._write(running.job, record, sequences=running.params.n)
+        self._write(running.job, record, sequences=running.line.num_sequences)
+
+    def _with_other_parts(self, running: _Running, output: RequestOutput) -> RequestOutput | None:
+        """The answer to all prompts of the line; None while some of them run."""
+        num_parts = len(running.line.parts)
+        if num_parts == 1:
+            return output
+        done = self._parts.setdefault(running.job.position, {})
+        done[running.part] = output
+        if len(done) < num_parts:
+            return None
+        del self._parts[running.job.position]
+        return join_outputs([done[part] for part in range(num_parts)])
 
     def _write(self, job: Job, record: dict[str, Any], *, sequences: int) -> None:
         self._sink.put(job.position, job.line.index, job.key, record)

@@ -4,7 +4,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -121,9 +121,7 @@ class FileSink:
 
     def stop(self) -> None:
         """The journal stays, for the next run."""
-        # A full disk was reported already, and what is in the file does not depend on this.
-        with suppress(OSError):
-            self._journal.sync()
+        self._journal.keep()
         self._journal.close()
 
     def finish(self) -> None:

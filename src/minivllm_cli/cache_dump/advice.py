@@ -6,7 +6,7 @@ from minivllm_engine.cache.report import CacheReport
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.limits import Planner
+from minivllm_engine.memory.suggest import Planner
 
 _SMALLEST_GRID = 64
 

@@ -8,12 +8,12 @@ from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.memory.fit import Fit
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.limits import (
-    Planner,
     refused_above,
     unlowered_max_num_seqs,
     what_fits,
 )
 from minivllm_engine.memory.sizes import conv_state_bytes, graph_sizes, kv_saved
+from minivllm_engine.memory.suggest import Planner
 
 SCHEMA_VERSION = 1
 

@@ -36,12 +36,13 @@ def fingerprint_parts(model_path: Path, *, dtype: str) -> dict[str, str]:
         else json.dumps(settings.get("chat_template")).encode()
     )
     settings.pop("chat_template", None)
+    others = sorted((model_path / "additional_chat_templates").glob("*.jinja"))
     return {
         "model": model_hash(model_path),
         "tokenizer": _digest(
             [_content(model_path / "tokenizer.json"), json.dumps(settings, sort_keys=True).encode()]
         ),
-        "chat_template": _digest([template]),
+        "chat_template": _digest([template, *map(_content, others)]),
         "seed_rule": SEED_RULE,
         "engine": __version__,
         "dtype": dtype,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.cache_dump.document import plan_document
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
@@ -33,7 +33,7 @@ def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int
         CapacityError: the plan does not fit; it is printed before.
     """
     memory = _memory(flags.memory)
-    shape = engine_factory.read_shape(settings.model)
+    shape = engine.read_shape(settings.model)
     config = settings.engine_config
     if flags.solve is not None:
         config = without(config, flags.solve)
@@ -80,9 +80,7 @@ def _memory(text: str | None) -> int | None:
     return size
 
 
-def _planner(
-    shape: engine_factory.ModelShape, device: DeviceMemory
-) -> Callable[[EngineConfig], Fit]:
+def _planner(shape: engine.ModelShape, device: DeviceMemory) -> Callable[[EngineConfig], Fit]:
     return lambda config: try_plan(shape.config, config, device, tied=shape.tied)
 
 

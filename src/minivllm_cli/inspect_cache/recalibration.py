@@ -9,8 +9,7 @@ from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.units import count_text, format_size
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.limits import Planner
-from minivllm_engine.memory.remedies import find_remedies
+from minivllm_engine.memory.suggest import Planner, suggest_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ def recalibrate(
     measured = config.model_copy(update={"engine": engine, "graph": graph, "cache": cache})
     result = planner(measured)
     if not result.ok:
-        remedies = find_remedies(measured, planner)
+        changes = suggest_changes(measured, planner)
         raise CapacityError(
             f"the graphs take {format_size(report.graph_bytes)}, and "
             f"{format_size(plan.graph_bytes)} are reserved: with them the plan does not fit",
-            hint=", or ".join(map(str, remedies)) or None,
+            hint=", or ".join(map(str, changes)) or None,
         )
     found = Recalibration(report, plan.num_blocks, result.plan)
     _check(found, config, planner)

@@ -8,11 +8,11 @@ from minivllm_cli.engine import ModelShape
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.memory.fit import Fit
 from minivllm_engine.memory.limits import (
-    Planner,
     largest_max_model_len,
     unlowered_max_num_seqs,
     with_engine,
 )
+from minivllm_engine.memory.suggest import Planner
 
 _MEANING = {
     "max_num_seqs": (

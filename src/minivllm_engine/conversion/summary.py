@@ -15,7 +15,7 @@ from minivllm_engine.conversion.source import Source
 from minivllm_engine.conversion.styles import FUSED_DELTANET
 from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text
-from minivllm_engine.model_config.families import unknown_model_type
+from minivllm_engine.model_config.reader import unknown_model_type
 
 # Parts of a model that are left out as a whole are one line each: `model.visual.**`.
 _WHOLE_PARTS = {"text-only": ("visual", "vision_tower", "vision_model"), "mtp": ("mtp",)}

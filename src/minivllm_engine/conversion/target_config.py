@@ -7,8 +7,7 @@ from typing import Any
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
 from minivllm_engine.model_config.config import ModelConfig
-from minivllm_engine.model_config.families import refuse_foreign
-from minivllm_engine.model_config.reader import ConfigReader
+from minivllm_engine.model_config.reader import ConfigReader, refuse_foreign
 
 # No reader of the family knows fp64 as the type of a model.
 _LONG_DTYPES = {"fp64": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -134,7 +134,7 @@ def write_shard(
         targets = list(targets)
         header = _header(targets)
         digest.update(header)
-        write_all(stream, header)
+        write_all(stream.fileno(), header)
         size += len(header)
         for target, tensor in zip(targets, tensors, strict=True):
             data = tensor.reshape(-1).view(torch.uint8).numpy().data
@@ -142,7 +142,7 @@ def write_shard(
             for start in range(0, len(data), _BLOCK):
                 block = data[start : start + _BLOCK]
                 digest.update(block)
-                write_all(stream, block)
+                write_all(stream.fileno(), block)
                 advance(len(block))
             size += len(data)
     return size, digest.hexdigest()

@@ -26,10 +26,10 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = False) -> None:
         special = False
     if special:
         with open(path, "wb", buffering=0) as file:
-            write_all(file, data)
+            write_all(file.fileno(), data)
         return
     with replacing(path, durable=durable) as file:
-        write_all(file, data)
+        write_all(file.fileno(), data)
 
 
 @contextmanager
@@ -60,11 +60,15 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[io.FileIO]:
         sync_directory(target.parent)
 
 
-def write_all(file: io.FileIO, data: bytes | memoryview) -> None:
-    """Write all of `data`, of which one call may take a part only."""
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`, of which one call may take a part only.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     left = memoryview(data)
     while left:
-        left = left[os.write(file.fileno(), left) :]
+        left = left[os.write(descriptor, left) :]
 
 
 def sync_directory(path: Path) -> None:

@@ -1,12 +1,12 @@
 """What a user can set of the engine: frozen, typed and strict. Sections and keys are those of the YAML."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from minivllm_engine.core.errors import ConfigError
+from minivllm_engine.core.suggest import suggest
 from minivllm_engine.core.units import parse_count, parse_fraction, parse_size
 
 # A remedy as the command line writes it, and as Python does.
@@ -30,6 +30,10 @@ def _strings(value: object) -> object:
     return tuple(value)
 
 
+def _device_name(value: object) -> object:
+    return "cuda" if value == "gpu" else value
+
+
 def _dtype_name(value: object) -> object:
     return _DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value
 
@@ -43,7 +47,7 @@ Integer = Annotated[int, BeforeValidator(_not_a_bool)]
 
 
 def message(error: Mapping[str, Any]) -> str:
-    """The text of one of pydantic's errors."""
+    """Return the text of one of pydantic's errors."""
     text: str = error["msg"]
     return text.removeprefix("Value error, ")
 
@@ -55,7 +59,7 @@ class _Section(BaseModel):
 class EngineOptions(_Section):
     """Section `engine`. None stands for `auto`: decided when the model is known."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(_device_name)] = "auto"
     max_num_seqs: Annotated[Count, Field(ge=1)] | None = None
     max_model_len: Annotated[Count, Field(ge=2)] | None = None
     max_num_batched_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -108,7 +112,7 @@ class SamplingOptions(_Section):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
     min_tokens: Annotated[Count, Field(ge=0)] = 0
-    seed: Integer = 0
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
     stop: Strings = ()
     ignore_eos: bool = False
 
@@ -146,13 +150,12 @@ def _unknown(path: list[str]) -> ConfigError:
     """What to say about a section, or a section and a key, that does not exist. The hint is Python."""
     sections = {name: type(value) for name, value in EngineConfig()}
     if len(path) == 1:
-        near = get_close_matches(path[0], sections, n=1)
-        return ConfigError(f"unknown section {path[0]}", hint=near[0] if near else None)
+        return ConfigError(f"unknown section {path[0]}", hint=suggest(path[0], sections))
     section, key = path
     owner = next((name for name, kind in sections.items() if key in kind.model_fields), None)
     if owner is not None:
         what = f"unknown key {section}.{key}: {key} belongs to section {owner}"
         return ConfigError(what, hint=f'{owner}={{"{key}": ...}}')
-    near = get_close_matches(key, sections[section].model_fields, n=1)
-    hint = f'{section}={{"{near[0]}": ...}}' if near else None
+    near = suggest(key, sections[section].model_fields)
+    hint = f'{section}={{"{near}": ...}}' if near else None
     return ConfigError(f"unknown key {section}.{key}", hint=hint)

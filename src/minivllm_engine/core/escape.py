@@ -7,7 +7,7 @@ _LIMIT = 200
 
 
 def escape(text: object, limit: int = _LIMIT) -> str:
-    """`text` on one line: what is no visible character is escaped, the middle of a long text left out.
+    """Write `text` on one line: what is no visible character is escaped, the middle of a long text left out.
 
     Control characters, line breaks, marks that turn the direction of writing and lone surrogates become
     `\\x1b`, `\\n`, `\\u202e`; a text without them comes back as it is.
@@ -24,7 +24,7 @@ def escape(text: object, limit: int = _LIMIT) -> str:
 
 
 def listed(texts: Iterable[object], most: int = 4) -> str:
-    """Up to `most` of `texts`, each escaped, and how many more there are."""
+    """Return up to `most` of `texts`, each escaped, and how many more there are."""
     shown = [escape(text) for text in texts]
     more = f" and {len(shown) - most:,} more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more

@@ -78,7 +78,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
 
     def set_ids_so_far(self, ids: list[int]) -> None:
-        """`token_ids` is what `ids` holds now. Only more may be added to it."""
+        """Make `token_ids` what `ids` holds now. Only more may be added to it."""
         vars(self)["token_ids"] = _IdsSoFar(ids, len(ids))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -18,12 +17,50 @@ from pydantic import (
 
 from minivllm_engine.core.config import Integer, Number, SamplingOptions, Strings, message
 from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.suggest import suggest
 
 MAX_LOGPROBS = 100
+_MOST_STOPS = 1024
+
+# Names of sampling parameters in other tools, and what to use here. None is not supported.
+OTHER_NAMES: Mapping[str, str | None] = {
+    **dict.fromkeys(
+        ("max_new_tokens", "max_output_tokens", "max_length", "n_predict", "num_predict"),
+        "max_tokens",
+    ),
+    **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stop_words"), "stop"),
+    "eos_token_id": "stop_token_ids",
+    "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "do_sample": "temperature",
+    "random_seed": "seed",
+    **dict.fromkeys(("suppress_tokens", "sequence_bias", "allowed_token_ids"), "logit_bias"),
+    **dict.fromkeys(
+        (
+            *("bad_words", "bad_words_ids", "begin_suppress_tokens", "no_repeat_ngram_size"),
+            *("num_beams", "best_of", "use_beam_search", "length_penalty", "early_stopping"),
+            *("typical_p", "top_a", "top_h", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"),
+            *("epsilon_cutoff", "eta_cutoff", "penalty_alpha", "repeat_last_n", "guidance_scale"),
+            *("xtc_probability", "dry_multiplier", "logits_processors", "truncate_prompt_tokens"),
+            *("skip_special_tokens", "include_stop_str_in_output"),
+            *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
+        ),
+        None,
+    ),
+}
 
 
 def _id_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list | set | frozenset) else value
+    found = tuple(value) if isinstance(value, list | set | frozenset) else value
+    return _few(found) if isinstance(found, tuple) else found
+
+
+def _few(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Each token of the answer is looked up among them.
+    if len(values) > _MOST_STOPS:
+        raise ValueError(f"{len(values):,} are too many, at most {_MOST_STOPS:,} can be")
+    return values
 
 
 def _seed(value: int) -> int:
@@ -82,7 +119,7 @@ class SamplingParams(BaseModel):
     min_tokens: Annotated[Integer, Field(ge=0)] | None = None
     seed: Annotated[Integer, AfterValidator(_seed)] | None = None
     n: Annotated[Integer, Field(ge=1, le=1024)] = 1
-    stop: Strings | None = None
+    stop: Annotated[Strings, AfterValidator(_few)] | None = None
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_id_tuple)] = ()
     ignore_eos: bool | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -91,7 +128,7 @@ class SamplingParams(BaseModel):
 
     @classmethod
     def create(cls, **values: Any) -> "SamplingParams":
-        """As the constructor, for names that are known only when it runs.
+        """Make one as the constructor does, for names that are known only when it runs.
 
         Raises:
             RequestError: an unknown key, or a value of the wrong type or out of range.
@@ -107,13 +144,12 @@ class SamplingParams(BaseModel):
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"][:1])
             if first["type"] == "extra_forbidden":
-                near = get_close_matches(path, cls.model_fields, n=1)
-                what = f"{path}: no such sampling parameter"
-                raise RequestError(what, hint=near[0] if near else None) from None
+                near = OTHER_NAMES.get(path) or suggest(path, cls.model_fields)
+                raise RequestError(f"{path}: no such sampling parameter", hint=near) from None
             raise RequestError(f"{path}: {message(first)}", why=f"got {first['input']!r}") from None
 
     def resolved(self, *layers: SamplingOptions, seed: int) -> "ResolvedSampling":
-        """Every None replaced: by the first of `layers` that has a value, else by the built-in default."""
+        """Replace every None: by the first of `layers` that has a value, else by the built-in default."""
         values: dict[str, Any] = {"seed": seed}
         for name in type(self).model_fields:
             found = (getattr(source, name, None) for source in (self, *layers))

@@ -6,5 +6,5 @@ DELTA_RULE_CHUNK = 64
 
 
 def snapshot_interval(block_size: int) -> int:
-    """Tokens from one boundary to the next: snapshots lie on them, and reuse comes in such units."""
+    """Return tokens from one boundary to the next: snapshots lie on them, and reuse comes in such units."""
     return lcm(block_size, DELTA_RULE_CHUNK)

@@ -10,7 +10,7 @@ _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
 
 
 def parse_count(value: object) -> int:
-    """A whole number: 32768, "32_768", "32k" (= 32,000) or "32K" (= 32,768).
+    """Return a whole number: 32768, "32_768", "32k" (= 32,000) or "32K" (= 32,768).
 
     Raises:
         ValueError: the text is no such number.
@@ -29,7 +29,7 @@ def parse_count(value: object) -> int:
 
 
 def parse_size(value: object) -> int:
-    """A size in bytes: 1073741824, "1GiB", "5GB", "512 MiB".
+    """Return a size in bytes: 1073741824, "1GiB", "5GB", "512 MiB".
 
     Raises:
         ValueError: the text is no such size.
@@ -48,7 +48,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_fraction(value: object) -> float:
-    """A share between 0 and 1: 0.9 or "90%".
+    """Return a share between 0 and 1: 0.9 or "90%".
 
     Raises:
         ValueError: the text is no such share.
@@ -62,7 +62,7 @@ def parse_fraction(value: object) -> float:
 
 
 def format_size(num_bytes: int) -> str:
-    """`num_bytes` in the largest binary unit that keeps it at 1 or more, e.g. "9.63 MiB"."""
+    """Write `num_bytes` in the largest binary unit that keeps it at 1 or more, e.g. "9.63 MiB"."""
     amount = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 1024:
@@ -72,5 +72,5 @@ def format_size(num_bytes: int) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """A number of things: "1 row", "2 rows", "1,024 rows"."""
+    """Return a number of things: "1 row", "2 rows", "1,024 rows"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,11 +7,12 @@ from pathlib import Path
 from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
 from minivllm_engine.checkpoint.random_weights import RandomWeights
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.errors import CheckpointError, ConfigError
+from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.device_choice import choose_device
 from minivllm_engine.memory.device_memory import DeviceMemory
-from minivllm_engine.memory.plan import MemoryPlan, plan_memory
+from minivllm_engine.memory.layout import MemoryPlan
+from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.generation_config import GenerationConfig, load_generation_config
 from minivllm_engine.text.tokenizer import Tokenizer
@@ -61,14 +62,7 @@ def prepare(model: str | Path, config: EngineConfig) -> PreparedModel:
             "%s of parts that are not used (vision, MTP) are left out",
             count_text(index.num_skipped, "tensor"),
         )
-    tokenizer = Tokenizer.from_dir(path)
-    if tokenizer.largest_id >= model_config.vocab_size:
-        raise CheckpointError(
-            f"{path}: tokenizer.json and config.json do not belong together",
-            why=f"the tokenizer has ids up to {tokenizer.largest_id}, "
-            f"vocab_size is {model_config.vocab_size}",
-            hint="copy the tokenizer.json that came with these weights",
-        )
+    tokenizer = Tokenizer.for_model(path, model_config.vocab_size)
     return prepare_parts(
         path=path,
         model_config=model_config,

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.memory.fit import Fit, largest
 from minivllm_engine.memory.layout import SHORTEST_SEQUENCE, MemoryPlan
+from minivllm_engine.memory.suggest import Planner
 
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64, 128))
 SEQUENCES = (16, 32, 64, 128, 256)
 _MOST_SEQUENCES = 1 << 20
 
-Planner = Callable[[EngineConfig], Fit]
 Verdict = Literal["ok", "KV", "state", "both"]
 Pool = Literal["kv", "state", "snapshots"]
 

@@ -5,23 +5,11 @@ import logging
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
 from minivllm_engine.core.units import format_size
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory, physical_memory
+from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
 from minivllm_engine.memory.fit import Fit, fit
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.remedies import Planner, Remedy, changed, find_remedies
-from minivllm_engine.memory.sizes import kv_bytes_per_token, slot_bytes
+from minivllm_engine.memory.suggest import Change, Planner, changed, suggest_changes
 from minivllm_engine.model_config.config import ModelConfig
-
-__all__ = [
-    "MemoryPlan",
-    "kv_bytes_per_token",
-    "physical_memory",
-    "plan_memory",
-    "plan_warnings",
-    "refusal",
-    "slot_bytes",
-    "try_plan",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +59,15 @@ def try_plan(
 
 
 def _beyond_positions(model: ModelConfig, config: EngineConfig, plan: Planner) -> ConfigError:
-    """The error, with the longest sequence there can be; or what else to change for the memory at hand."""
-    most = ("engine.max_model_len", str(model.max_position_embeddings))
-    within = changed(config, Remedy((most,)))
-    if plan(within).ok:
-        remedies = [Remedy((most,))]
-    else:
-        found = find_remedies(within, plan)
-        remedies = [Remedy(tuple(dict((most, *one.changes)).items())) for one in found]
+    """The error, with the longest sequence that the model's positions and the memory allow."""
+    most = Change("engine.max_model_len", str(model.max_position_embeddings))
+    within = changed(config, most)
+    changes = (most,) if plan(within).ok else suggest_changes(within, plan)
+    hint = next((str(change) for change in changes if change.key == most.key), None)
     return ConfigError(
         f"engine.max_model_len {config.engine.max_model_len} is beyond the model's positions",
         why=f"its config.json has max_position_embeddings {model.max_position_embeddings}",
-        hint=", or ".join(map(str, remedies)) or None,
+        hint=hint,
     )
 
 
@@ -113,17 +98,17 @@ def refusal(
 ) -> CapacityError:
     """The error for a `result` that is not ok: the pool, the numbers, and changes that work."""
     device = result.plan.device
-    remedies = find_remedies(config, lambda other: try_plan(model, other, device, tied=tied))
-    what, why = _what_does_not_fit(config, result, remedies)
+    changes = suggest_changes(config, lambda other: try_plan(model, other, device, tied=tied))
+    what, why = _what_does_not_fit(config, result, {one.key: one.value for one in changes})
     if device.processes:
         biggest = max(device.processes, key=lambda process: process.num_bytes)
         who = biggest.name if biggest.pid is None else f"pid {biggest.pid} ({biggest.name})"
         why += f"\n{who} holds {format_size(biggest.num_bytes)} on {device.name}"
-    return CapacityError(what, why=why, hint=", or ".join(map(str, remedies)) or None)
+    return CapacityError(what, why=why, hint=", or ".join(map(str, changes)) or None)
 
 
 def _what_does_not_fit(
-    config: EngineConfig, result: Fit, remedies: tuple[Remedy, ...]
+    config: EngineConfig, result: Fit, fitting: dict[str, str]
 ) -> tuple[str, str]:
     """Names what was set too large, if one key is to blame, else the sum of everything."""
     plan = result.plan
@@ -131,7 +116,6 @@ def _what_does_not_fit(
     pools = f"all pools together get {format_size(plan.memory)}"
     if plan.memory <= 0:
         pools = f"weights {weights} and activations {activations} leave nothing for the pools"
-    fitting = dict(remedy.changes[0] for remedy in remedies if len(remedy.changes) == 1)
     engine, cache = config.engine, config.cache
     if "engine.max_num_seqs" in fitting:
         return (

@@ -4,7 +4,6 @@ Fields and defaults follow transformers' `Qwen3_5TextConfig`, with two differenc
 give the model its shape have no default, and neither has the pattern of the layers.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,13 @@ from typing import Any
 
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.core.escape import escape
-from minivllm_engine.model_config.families import refuse_foreign, refuse_other_families
-from minivllm_engine.model_config.reader import ConfigReader
+from minivllm_engine.model_config.generation_config import MOST_END_IDS, read_json_object
+from minivllm_engine.model_config.reader import (
+    LARGEST,
+    ConfigReader,
+    refuse_foreign,
+    refuse_other_families,
+)
 from minivllm_engine.model_config.rope import RopeConfig, read_rope
 
 LAYER_TYPES = ("linear_attention", "full_attention")
@@ -32,8 +36,8 @@ _SIZES = (
     "linear_value_head_dim",
 )
 
-# Far beyond any model, and small enough to make a list of, or a product that a machine word holds.
-_MOST_LAYERS, _LARGEST_SIZE = 10_000, 2**30
+# Far beyond any model, and small enough to make a list of.
+_MOST_LAYERS, _WIDEST_KERNEL = 10_000, 1024
 
 
 @dataclass(frozen=True)
@@ -108,27 +112,7 @@ class ModelConfig:
             CheckpointError: there is no such file, it is no JSON object, or `from_dict` refuses it.
         """
         file = path / "config.json"
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise CheckpointError(
-                f"{file} cannot be read",
-                why=error.strerror or str(error),
-                hint="A model directory needs a config.json.",
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{file} is not valid JSON",
-                why=escape(error),
-                hint="Copy the file again from where the model came from.",
-            ) from None
-        if not isinstance(content, dict):
-            raise CheckpointError(
-                f"{file} does not hold a JSON object",
-                why=f"but {type(content).__name__}",
-                hint="Copy the file again from where the model came from.",
-            )
-        return cls.from_dict(content, source=str(file))
+        return cls.from_dict(read_json_object(file), source=str(file))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str) -> "ModelConfig":
@@ -152,10 +136,15 @@ class ModelConfig:
             **sizes,
             layer_types=layer_types,
             linear_conv_kernel_dim=reader.integer(
-                "linear_conv_kernel_dim", _or(reader.get("linear_conv_kernel_dim"), 4), at_least=2
+                "linear_conv_kernel_dim",
+                _or(reader.get("linear_conv_kernel_dim"), 4),
+                at_least=2,
+                at_most=_WIDEST_KERNEL,
             ),
             attention_bias=reader.boolean("attention_bias", reader.get("attention_bias")),
-            rms_norm_eps=reader.number("rms_norm_eps", _or(reader.get("rms_norm_eps"), 1e-6)),
+            rms_norm_eps=reader.number(
+                "rms_norm_eps", _or(reader.get("rms_norm_eps"), 1e-6), at_most=1
+            ),
             rope=rope,
             tie_word_embeddings=any(
                 reader.boolean("tie_word_embeddings", level.get("tie_word_embeddings"))
@@ -183,12 +172,10 @@ def _read_sizes(reader: ConfigReader) -> dict[str, int]:
             hint="Only Gated DeltaNet hybrids of the Qwen3.5 family can be run; "
             "their configs hold these keys.",
         )
-    sizes = {key: reader.integer(key, reader.text[key]) for key in _SIZES}
-    for key, size in sizes.items():
-        most = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST_SIZE
-        if size > most:
-            raise reader.wrong(key, size, f"at most {most:,}")
-    return sizes
+    most = {"num_hidden_layers": _MOST_LAYERS}
+    return {
+        key: reader.integer(key, reader.text[key], at_most=most.get(key, LARGEST)) for key in _SIZES
+    }
 
 
 def _read_layer_types(reader: ConfigReader, count: int) -> tuple[str, ...]:
@@ -214,13 +201,15 @@ def _read_layer_types(reader: ConfigReader, count: int) -> tuple[str, ...]:
 
 
 def _read_eos_token_ids(reader: ConfigReader) -> tuple[int, ...]:
-    ids: list[int] = []
+    ids: dict[int, None] = {}
     for level in (reader.text, reader.top):
         value = _or(level.get("eos_token_id"), [])
-        for token in value if isinstance(value, list) else [value]:
-            token_id = reader.integer("eos_token_id", token, at_least=0)
-            if token_id not in ids:
-                ids.append(token_id)
+        given = value if isinstance(value, list) else [value]
+        if len(given) > MOST_END_IDS:
+            what = f"a list of {len(given):,}"
+            raise reader.wrong("eos_token_id", what, f"at most {MOST_END_IDS:,} ids")
+        for token in given:
+            ids[reader.integer("eos_token_id", token, at_least=0)] = None
     return tuple(ids)
 
 

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm_engine.model_config.reader import ConfigReader
+from minivllm_engine.model_config.reader import LARGEST, ConfigReader
 
 logger = logging.getLogger(__name__)
 
 _FALLBACK_THETA = 10_000.0
 _FALLBACK_PARTIAL = 0.25
 _FALLBACK_LENGTH = 32768
+# Bounds of yarn's numbers: none of a model is near them, and no fp32 result of them overflows.
+_ORDINARY = {"at_least": 1e-6, "at_most": 1e6}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RopeConfig:
 
 
 def read_rope(reader: ConfigReader, *, warn: bool) -> tuple[RopeConfig, int]:
-    """The resolved embedding and the longest sequence that it is made for, yarn's factor included.
+    """Return the resolved embedding and the longest sequence that it is made for, yarn's factor included.
 
     Args:
         warn: log a warning where rope_theta is missing.
@@ -69,13 +71,11 @@ def read_rope(reader: ConfigReader, *, warn: bool) -> tuple[RopeConfig, int]:
     theta = reader.number("rope_theta", _FALLBACK_THETA if theta is None else theta)
     partial = _first(given, reader, "partial_rotary_factor")
     partial = reader.number(
-        "partial_rotary_factor", _FALLBACK_PARTIAL if partial is None else partial
+        "partial_rotary_factor", _FALLBACK_PARTIAL if partial is None else partial, at_most=1
     )
-    if partial > 1:
-        raise reader.wrong("partial_rotary_factor", partial, "a number above 0, at most 1")
     length = reader.get("max_position_embeddings")
     length = reader.integer(
-        "max_position_embeddings", _FALLBACK_LENGTH if length is None else length
+        "max_position_embeddings", _FALLBACK_LENGTH if length is None else length, at_least=2
     )
     rope_type = given.get("rope_type") or given.get("type") or "default"
     if rope_type == "default":
@@ -83,7 +83,12 @@ def read_rope(reader: ConfigReader, *, warn: bool) -> tuple[RopeConfig, int]:
     if rope_type != "yarn":
         raise reader.wrong(f"{key}.rope_type", rope_type, "'default' or 'yarn'")
     yarn = _read_yarn(reader, key, given, theta, partial, length)
-    return yarn, int(yarn.original_max_position_embeddings * yarn.factor)
+    longest = yarn.original_max_position_embeddings * yarn.factor
+    if longest > LARGEST:
+        raise reader.wrong(
+            f"{key}.factor", yarn.factor, f"one that gives at most {LARGEST:,} positions"
+        )
+    return yarn, int(longest)
 
 
 def _first(given: Mapping[str, Any], reader: ConfigReader, key: str) -> Any:
@@ -98,31 +103,36 @@ def _read_yarn(
     partial: float,
     length: int,
 ) -> RopeConfig:
-    def number(name: str, default: float) -> float:
+    def number(name: str, default: float, **limits: float) -> float:
         value = given.get(name)
-        return reader.number(f"{key}.{name}", default if value is None else value)
+        value = default if value is None else value
+        return reader.number(f"{key}.{name}", value, **(_ORDINARY | limits))
 
+    # Yarn's ramp is computed from logarithms of the base.
+    reader.number("rope_theta", theta, above=1)
     original = given.get("original_max_position_embeddings")
     original = reader.integer(
-        f"{key}.original_max_position_embeddings", length if original is None else original
+        f"{key}.original_max_position_embeddings",
+        length if original is None else original,
+        at_least=2,
     )
-    factor = number("factor", length / original)
+    factor = number("factor", max(length / original, 1.0), at_least=1.0, at_most=float(LARGEST))
+    scales = [number(name, 1.0) for name in ("mscale", "mscale_all_dim") if given.get(name)]
     return RopeConfig(
         theta,
         partial,
         rope_type="yarn",
         factor=factor,
         original_max_position_embeddings=original,
-        attention_factor=number("attention_factor", _attention_factor(factor, given)),
+        attention_factor=number("attention_factor", _attention_factor(factor, scales)),
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),
         truncate=reader.boolean(f"{key}.truncate", given.get("truncate", True)),
     )
 
 
-def _attention_factor(factor: float, given: Mapping[str, Any]) -> float:
+def _attention_factor(factor: float, scales: list[float]) -> float:
     def scale(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, all_dim = given.get("mscale"), given.get("mscale_all_dim")
-    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+    return scale(scales[0]) / scale(scales[1]) if len(scales) == 2 else scale(1.0)

@@ -14,7 +14,7 @@ SHAPES = tuple(_SIZES)
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """The text config of Qwen3.5 in the size `name`, one of SHAPES.
+    """Return the text config of Qwen3.5 in the size `name`, one of SHAPES.
 
     Sizes are those of the published checkpoints. It has no end token: a model of random weights
     would stop anywhere.

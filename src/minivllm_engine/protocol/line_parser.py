@@ -8,11 +8,12 @@ from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.protocol.fields import (
     OWN_KEYS,
     SAMPLING_KEYS,
-    check_tools,
-    near_miss,
+    check_other_key,
     plain_reason,
     read_prompt,
     read_sampling,
+    read_template_kwargs,
+    read_tools,
 )
 from minivllm_engine.protocol.lines import (
     BadLine,
@@ -54,7 +55,7 @@ class LineParser:
         self._batch_model: str | None = None
 
     def parse(self, number: int, index: int, raw: bytes) -> Line:
-        """One line, which is not blank."""
+        """Parse one line, which is not blank."""
         fallback = f"line-{number:06d}"
         try:
             text = raw.decode("utf-8")
@@ -76,7 +77,7 @@ class LineParser:
         return self._document(number, index, fallback, document, text)
 
     def single(self, prompt: str, *, chat: bool) -> RequestLine:
-        """The request of `--prompt`: a user message, or the text as it is."""
+        """Return the request of `--prompt`: a user message, or the text as it is."""
         params = self._params({})
         if chat:
             messages = [{"role": "user", "content": prompt}]
@@ -115,11 +116,7 @@ class LineParser:
     def _own(self, number: int, index: int, line_id: str | int, document: dict[str, Any]) -> Line:
         meta = _meta(document)
         for key in meta:
-            near = near_miss(key, document)
-            if near:
-                raise LineProblem(
-                    "invalid_field", f"unknown key {key!r}", key=key, hint=f"did you mean {near}?"
-                )
+            check_other_key(key, document)
         kind, prompt = read_prompt(document)
         return RequestLine(
             number,
@@ -128,25 +125,29 @@ class LineParser:
             kind,
             prompt,
             self._params(read_sampling(document)),
-            tools=check_tools(document.get("tools")),
-            template_kwargs=_template_kwargs(document),
+            tools=read_tools(document),
+            template_kwargs=read_template_kwargs(document),
             meta=meta,
         )
 
     def _batch(self, number: int, index: int, line_id: str | int, document: dict[str, Any]) -> Line:
         found = read_batch_line(document)
         self._same_as_first(found.shape)
-        return RequestLine(
+        line = RequestLine(
             number,
             index,
             line_id,
-            "messages" if found.is_chat else "prompt",
+            found.kind,
             found.prompt,
             self._params(found.sampling),
-            tools=check_tools(found.body.get("tools")),
-            template_kwargs=_template_kwargs(found.body),
+            tools=read_tools(found.body),
+            template_kwargs=read_template_kwargs(found.body),
             batch=found.shape,
         )
+        if line.params.prompt_logprobs is not None and len(line.parts) > 1:
+            what = "prompt_logprobs is supported for one prompt a line"
+            raise LineProblem("invalid_field", what, key="prompt")
+        return line
 
     def _same_as_first(self, shape: BatchLine) -> None:
         self._batch_url = self._batch_url or shape.url
@@ -195,17 +196,6 @@ class LineParser:
 
 def _meta(document: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in document.items() if k not in OWN_KEYS and k not in SAMPLING_KEYS}
-
-
-def _template_kwargs(document: dict[str, Any]) -> dict[str, Any]:
-    kwargs = document.get("chat_template_kwargs")
-    if kwargs is None:
-        return {}
-    if not isinstance(kwargs, dict):
-        raise LineProblem(
-            "invalid_field", "chat_template_kwargs should be an object", key="chat_template_kwargs"
-        )
-    return kwargs
 
 
 def _batch_shape(document: dict[str, Any]) -> BatchLine:

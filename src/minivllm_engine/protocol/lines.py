@@ -1,6 +1,6 @@
 """What a line of the input becomes: a request, or the reason why it is none."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
@@ -24,7 +24,7 @@ class RequestLine:
     Attributes:
         number: line number in the file, from 1; None for `--prompt`.
         index: its place among the lines that are not blank, from 0.
-        prompt: text, messages or token ids.
+        prompt: text, messages or token ids; several of them where a batch line has an array of prompts.
         params: the line's own sampling; None where it says nothing.
         template_kwargs: the line's own arguments to the chat template.
         meta: keys that are not ours; copied to the record.
@@ -40,6 +40,22 @@ class RequestLine:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     batch: BatchLine | None = None
+
+    @property
+    def parts(self) -> "list[RequestLine]":
+        """Itself, or a line for each of its prompts."""
+        if self.kind != "prompt" or isinstance(self.prompt, str):
+            return [self]
+        return [
+            replace(self, kind="prompt" if isinstance(one, str) else "tokens", prompt=one)
+            for one in self.prompt
+        ]
+
+    @property
+    def num_sequences(self) -> int:
+        """Outputs that it asks for."""
+        several = self.kind == "prompt" and not isinstance(self.prompt, str)
+        return self.params.n * (len(self.prompt) if several else 1)
 
 
 @dataclass(frozen=True, slots=True)

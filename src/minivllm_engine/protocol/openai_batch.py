@@ -4,33 +4,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm_engine.protocol.fields import (
+    NEUTRAL,
     SAMPLING_KEYS,
+    TEMPLATE_KEYS,
     check_messages,
-    check_text,
-    near_miss,
+    check_other_key,
+    read_prompts,
     read_sampling,
 )
-from minivllm_engine.protocol.lines import BatchLine, LineProblem
+from minivllm_engine.protocol.lines import BatchLine, LineKind, LineProblem
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 _LINE_KEYS = frozenset({"custom_id", "method", "url", "body"})
-# Of a body: what is used, and what is bookkeeping and does not change an answer.
-_USED = frozenset({"messages", "prompt", "tools", "chat_template_kwargs"})
-_BOOKKEEPING = frozenset(
-    {"model", "user", "metadata", "store", "service_tier", "safety_identifier"}
+# Of a body: bookkeeping, and wishes about the service that no answer here depends on.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("model", "user", "metadata", "store", "service_tier", "safety_identifier", "verbosity"),
+        *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+    }
 )
-# Keys that are fine as long as they ask for what happens anyway.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "stream": (False, None),
-    "stream_options": (None,),
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "auto", "none"),
-    "parallel_tool_calls": (None, True, False),
-    "echo": (None, False),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,7 @@ class BatchRequest:
     """The runnable part of a batch line."""
 
     shape: BatchLine
-    is_chat: bool
+    kind: LineKind
     prompt: str | list[Any]
     sampling: dict[str, Any]
     body: dict[str, Any]
@@ -64,30 +57,28 @@ def read_batch_line(document: dict[str, Any]) -> BatchRequest:
         )
     if not isinstance(body, dict):
         raise LineProblem("invalid_field", "body should be an object", key="body")
-    _check_body(body)
-    is_chat = url == CHAT_URL
-    wanted = "messages" if is_chat else "prompt"
+    wanted = "messages" if url == CHAT_URL else "prompt"
+    _check_body(body, wanted)
     if body.get(wanted) is None:
         raise LineProblem("invalid_field", f"body has no {wanted}", key="body")
-    prompt: str | list[Any] = (
-        check_messages(body["messages"]) if is_chat else check_text(body["prompt"])
-    )
+    kind: LineKind = "messages"
+    if url == CHAT_URL:
+        prompt: str | list[Any] = check_messages(body["messages"])
+    else:
+        kind, prompt = read_prompts(body["prompt"])
     model = body.get("model")
     shape = BatchLine(custom_id, url, model if isinstance(model, str) else None)
     sampling = read_sampling({k: v for k, v in body.items() if k in SAMPLING_KEYS})
-    return BatchRequest(shape, is_chat, prompt, sampling, body)
+    return BatchRequest(shape, kind, prompt, sampling, body)
 
 
-def _check_body(body: dict[str, Any]) -> None:
+def _check_body(body: dict[str, Any], wanted: str) -> None:
+    known = SAMPLING_KEYS | TEMPLATE_KEYS | _WITHOUT_EFFECT | {wanted}
     for key, value in body.items():
-        if key in SAMPLING_KEYS or key in _USED or key in _BOOKKEEPING:
+        if key in known or value is None or value in NEUTRAL.get(key, ()):
             continue
-        if key in _NEUTRAL:
-            if value not in _NEUTRAL[key]:
-                raise LineProblem(
-                    "invalid_field", f"body.{key} {value!r} is not supported", key=key
-                )
-            continue
-        near = near_miss(key, body)
-        hint = f"did you mean {near}?" if near else None
-        raise LineProblem("invalid_field", f"body.{key} is not supported", key=key, hint=hint)
+        if key in NEUTRAL:
+            what = f"body.{key} {value!r} is not supported"
+            raise LineProblem("invalid_field", what, key=key)
+        check_other_key(key, body)
+        raise LineProblem("invalid_field", f"body.{key} is not supported", key=key)

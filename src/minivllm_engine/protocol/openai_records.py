@@ -1,7 +1,10 @@
 """Answers to OpenAI batch lines, in OpenAI's shape."""
 
+import codecs
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from minivllm_engine.core.outputs import (
     CompletionOutput,
@@ -9,25 +12,28 @@ from minivllm_engine.core.outputs import (
     PositionLogprobs,
     RequestOutput,
     TokenLogprob,
+    Usage,
 )
 from minivllm_engine.protocol.lines import BatchLine, Line, RequestLine
 from minivllm_engine.protocol.openai_batch import CHAT_URL
-from minivllm_engine.protocol.token_logprobs import TokenText, prompt_records, token_record
-from minivllm_engine.protocol.usage_record import cache_record
+from minivllm_engine.protocol.shapes import cache_record, prompt_records, rounded
+
+if TYPE_CHECKING:
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 _SERVER_CODES = ("engine_error", "non_finite_logits")
 
 
 def openai_error(line: Line, batch: BatchLine, error: dict[str, Any]) -> dict[str, Any]:
-    """A failure: the status says whose fault it was, the body what it is."""
+    """Return a failure: the status says whose fault it was, the body what it is."""
     status = 500 if error["code"] in _SERVER_CODES else 400
     return _shell(line, batch, status, {"error": error})
 
 
 def openai_answer(
-    line: RequestLine, batch: BatchLine, output: RequestOutput, token_text: TokenText, strip: bool
+    line: RequestLine, batch: BatchLine, output: RequestOutput, tokenizer: "Tokenizer", strip: bool
 ) -> dict[str, Any]:
-    """A chat or text completion. OpenAI has one word for our `length` and `context`."""
+    """Return a chat or text completion. OpenAI has one word for our `length` and `context`."""
     is_chat = batch.url == CHAT_URL
     usage = output.usage
     body: dict[str, Any] = {
@@ -35,18 +41,34 @@ def openai_answer(
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": batch.model,
-        "choices": [_choice(o, is_chat, token_text, strip) for o in output.outputs],
+        "choices": [_choice(o, is_chat, tokenizer, strip) for o in output.outputs],
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": cache_record(usage, token_text),
+            "prompt_tokens_details": cache_record(usage, tokenizer),
             "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         },
     }
     if output.prompt_logprobs is not None:
-        body["prompt_logprobs"] = prompt_records(output.prompt_logprobs, token_text)
+        body["prompt_logprobs"] = prompt_records(output.prompt_logprobs, tokenizer)
     return _shell(line, batch, 200, body)
+
+
+def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """Return one output of several prompts, as a line with an array of prompts is answered with."""
+    choices = [choice for output in outputs for choice in output.outputs]
+    total = Usage(prompt_tokens=0)
+    for output in outputs:
+        for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens"):
+            setattr(total, name, getattr(total, name) + getattr(output.usage, name))
+        total.kv_matched += output.usage.kv_matched
+    return replace(
+        outputs[0],
+        outputs=[replace(choice, index=index) for index, choice in enumerate(choices)],
+        usage=total,
+        error=next((output.error for output in outputs if output.error is not None), None),
+    )
 
 
 def _shell(line: Line, batch: BatchLine, status: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -59,14 +81,14 @@ def _shell(line: Line, batch: BatchLine, status: int, body: dict[str, Any]) -> d
 
 
 def _choice(
-    output: CompletionOutput, is_chat: bool, token_text: TokenText, strip: bool
+    output: CompletionOutput, is_chat: bool, tokenizer: "Tokenizer", strip: bool
 ) -> dict[str, Any]:
     reason = output.finish_reason
     finish = "stop" if reason == FinishReason.STOP else "length"
     logprobs = None
     if output.logprobs is not None:
-        content = [_openai_position(p, token_text) for p in output.logprobs]
-        logprobs = {"content": content}
+        write = _chat_logprobs if is_chat else _completion_logprobs
+        logprobs = write(output.logprobs, tokenizer)
     choice: dict[str, Any] = {"index": output.index, "finish_reason": finish, "logprobs": logprobs}
     if not is_chat:
         return {**choice, "text": output.text}
@@ -76,12 +98,42 @@ def _choice(
     return {**choice, "message": message}
 
 
-def _openai_position(position: PositionLogprobs, token_text: TokenText) -> dict[str, Any]:
+def _chat_logprobs(positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer") -> dict[str, Any]:
     def shape(token: TokenLogprob) -> dict[str, Any]:
-        plain = token_record(token, token_text)
-        return {"token": plain["token"], "logprob": plain["logprob"], "bytes": None}
+        return {
+            "token": tokenizer.token_text(token.token_id),
+            "logprob": rounded(token),
+            "bytes": list(tokenizer.token_bytes(token.token_id)),
+        }
 
+    content = [
+        {**shape(one.sampled), "top_logprobs": [shape(token) for token in one.top]}
+        for one in positions
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(
+    positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer"
+) -> dict[str, Any]:
+    """Offsets count characters of the answer's text; a token within one stands where that one begins."""
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, length = [], 0
+    for one in positions:
+        offsets.append(length)
+        token_id = one.sampled.token_id
+        if not tokenizer.is_special(token_id):
+            length += len(utf8.decode(tokenizer.token_bytes(token_id)))
+    top = []
+    for one in positions:
+        # Best first, so that of tokens with the same text (parts of characters) the best one stays.
+        found: dict[str, float] = {}
+        for token in (*one.top, one.sampled):
+            found.setdefault(tokenizer.token_text(token.token_id), rounded(token))
+        top.append(found)
     return {
-        **shape(position.sampled),
-        "top_logprobs": [shape(token) for token in position.top],
+        "tokens": [tokenizer.token_text(one.sampled.token_id) for one in positions],
+        "token_logprobs": [rounded(one.sampled) for one in positions],
+        "top_logprobs": top,
+        "text_offset": offsets,
     }

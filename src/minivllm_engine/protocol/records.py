@@ -1,15 +1,17 @@
 """Records: one JSON object for each request, in our shape; batch lines get OpenAI's (openai_records.py)."""
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import CompletionOutput, RequestOutput
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Line, RequestLine
 from minivllm_engine.protocol.openai_records import openai_answer, openai_error
-from minivllm_engine.protocol.token_logprobs import TokenText, position_record, prompt_records
-from minivllm_engine.protocol.usage_record import usage_record
+from minivllm_engine.protocol.shapes import position_record, prompt_records, usage_record
+
+if TYPE_CHECKING:
+    from minivllm_engine.text.tokenizer import Tokenizer
 
 SCHEMA_VERSION = 1
 _ALWAYS_SHOWN = ("temperature", "top_p", "top_k", "max_tokens", "seed")
@@ -21,28 +23,28 @@ def ok_record(
     output: RequestOutput,
     *,
     params: ResolvedSampling,
-    token_text: TokenText,
+    tokenizer: "Tokenizer",
     truncated: int = 0,
     strip_thinking: bool = False,
 ) -> dict[str, Any]:
-    """The record of an answered request. `params` is the sampling in force."""
+    """Return the record of an answered request. `params` is the sampling in force."""
     if line.batch is not None:
-        return openai_answer(line, line.batch, output, token_text, strip_thinking)
+        return openai_answer(line, line.batch, output, tokenizer, strip_thinking)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "id": line.id,
         "index": line.index,
         "line": line.number,
         "status": "ok",
-        "outputs": [_output(o, token_text, strip_thinking) for o in output.outputs],
-        "usage": usage_record(output.usage, token_text),
+        "outputs": [_output(o, tokenizer, strip_thinking) for o in output.outputs],
+        "usage": usage_record(output.usage, tokenizer),
         "timing": _timing(output),
         "sampling": _sampling(params),
         "error": None,
         "meta": line.meta,
     }
     if output.prompt_logprobs is not None:
-        record["prompt_logprobs"] = prompt_records(output.prompt_logprobs, token_text)
+        record["prompt_logprobs"] = prompt_records(output.prompt_logprobs, tokenizer)
     if truncated:
         record["truncated"] = truncated
     return record
@@ -56,7 +58,7 @@ def error_record(
     *,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The record of a request that failed. `usage` is what is known of its tokens."""
+    """Return the record of a request that failed. `usage` is what is known of its tokens."""
     error: dict[str, Any] = {"code": code, "message": message}
     if hint:
         error["hint"] = hint
@@ -76,7 +78,7 @@ def error_record(
 
 
 def bad_line_record(line: BadLine) -> dict[str, Any]:
-    """The record of a line that could not be run."""
+    """Return the record of a line that could not be run."""
     return error_record(line, line.code, line.message, line.hint)
 
 
@@ -87,26 +89,26 @@ def engine_error_record(
     *,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The record of a request that the engine refused or gave up."""
+    """Return the record of a request that the engine refused or gave up."""
     message = f"{error.what}: {error.why}" if error.why else error.what
     return error_record(line, error.code, message, hint, usage=usage)
 
 
 def record_failed(record: dict[str, Any]) -> bool:
-    """Is it the record of a failure, in either shape?"""
+    """Tell whether it is the record of a failure, in either shape."""
     if "response" in record:
         return bool(record["response"]["status_code"] >= 400)
     return bool(record["status"] == "error")
 
 
 def error_code(record: dict[str, Any]) -> str:
-    """The `error.code` of a failed record, in either shape."""
+    """Return the `error.code` of a failed record, in either shape."""
     error = record["response"]["body"]["error"] if "response" in record else record["error"]
     return str(error["code"])
 
 
 def record_texts(record: dict[str, Any]) -> list[str]:
-    """The answers in a record, one for each output; an empty one for a failure."""
+    """Return the answers in a record, one for each output; an empty one for a failure."""
     if record_failed(record):
         return [""]
     if "response" in record:
@@ -116,7 +118,7 @@ def record_texts(record: dict[str, Any]) -> list[str]:
 
 
 def finish_reasons(record: dict[str, Any]) -> list[str]:
-    """How the outputs of a record ended. OpenAI's shape has one word for `length` and `context`."""
+    """Return how the outputs of a record ended. OpenAI's shape has one word for `length` and `context`."""
     if record_failed(record):
         return []
     if "response" in record:
@@ -124,7 +126,7 @@ def finish_reasons(record: dict[str, Any]) -> list[str]:
     return [output["finish_reason"] for output in record["outputs"]]
 
 
-def _output(output: CompletionOutput, token_text: TokenText, strip: bool) -> dict[str, Any]:
+def _output(output: CompletionOutput, tokenizer: "Tokenizer", strip: bool) -> dict[str, Any]:
     reason = output.finish_reason
     logprobs = output.logprobs
     return {
@@ -134,9 +136,7 @@ def _output(output: CompletionOutput, token_text: TokenText, strip: bool) -> dic
         "finish_reason": str(reason) if reason is not None else None,
         "stop_reason": output.stop_reason,
         "token_ids": None if logprobs is None else list(output.token_ids),
-        "logprobs": None
-        if logprobs is None
-        else [position_record(p, token_text) for p in logprobs],
+        "logprobs": None if logprobs is None else [position_record(p, tokenizer) for p in logprobs],
     }
 
 

@@ -20,7 +20,7 @@ class BadJson(Exception):
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The JSON object in `text`.
+    """Return the JSON object in `text`.
 
     Raises:
         BadJson: not JSON, not an object, a key twice, NaN, or a number that no float holds.
@@ -52,7 +52,7 @@ def _long_integer(text: str) -> BadJson:
 
 
 def dump_line(value: Any) -> bytes:
-    """`value` as one line of UTF-8 JSON with its newline.
+    """Write `value` as one line of UTF-8 JSON with its newline.
 
     Lone surrogates become U+FFFD. No character in it ends a line but the last, and none is a control.
     """
@@ -62,7 +62,7 @@ def dump_line(value: Any) -> bytes:
 
 
 def encode_text(text: str) -> bytes:
-    """UTF-8, with U+FFFD for lone surrogates."""
+    """Encode as UTF-8, with U+FFFD for lone surrogates."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
@@ -70,7 +70,7 @@ def encode_text(text: str) -> bytes:
 
 
 def column_of_key(text: str, key: str) -> int:
-    """The column at which `key` stands in a line, or 1."""
+    """Return the column at which `key` stands in a line, or 1."""
     return max(text.find(json.dumps(key)), 0) + 1
 
 

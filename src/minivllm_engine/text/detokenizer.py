@@ -7,7 +7,7 @@ from minivllm_engine.text.tokenizer import Tokenizer
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
-    """Does the prompt end inside a `<think>` block that the chat template has opened?"""
+    """Tell whether the prompt ends inside a `<think>` block that the chat template has opened."""
     if tokenizer.think_ids is None:
         return False
     tail = list(prompt_ids[-8:])
@@ -20,21 +20,25 @@ def opens_reasoning(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
 class StopStrings:
     """Finds the first stop string to be completed in a growing text, whatever pieces the text comes in.
 
-    A match never cuts an added token: a stop string `</th` does not tear a `</think>`.
+    The text is what was generated, special tokens included, whether or not they are shown. A match never
+    cuts an added token: a stop string `</th` does not tear a `</think>`.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
-        self._atoms: list[tuple[int, int]] = []
+        self.atoms: list[tuple[int, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._stops)
 
     def add_atom(self, start: int, end: int) -> None:
-        """The characters `start` to `end` of the text are one added token."""
+        """Note that the characters `start` to `end` of the text are one added token."""
         if self._stops:
-            self._atoms.append((start, end))
+            self.atoms.append((start, end))
 
     def find(self, text: str, old_length: int) -> tuple[int, str] | None:
-        """Where the first match that ends beyond `old_length` starts, and which stop string it is."""
+        """Return where the first match that ends beyond `old_length` starts, and which stop string it is."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, old_length - len(stop) + 1))
@@ -45,7 +49,7 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def num_held(self, text: str, released: int) -> int:
-        """Length of the longest end of `text` beyond `released` that may become a stop string."""
+        """Return length of the longest end of `text` beyond `released` that may become a stop string."""
         for length in range(min(self._longest - 1, len(text) - released), 0, -1):
             end = text[len(text) - length :]
             if any(stop.startswith(end) and len(stop) > length for stop in self._stops) and (
@@ -55,7 +59,7 @@ class StopStrings:
         return 0
 
     def _cuts(self, at: int) -> bool:
-        return any(start < at < end for start, end in self._atoms)
+        return any(start < at < end for start, end in self.atoms)
 
 
 class IncrementalDetokenizer:
@@ -85,8 +89,10 @@ class IncrementalDetokenizer:
         self._think_ids = tokenizer.think_ids if split_reasoning else None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._in_reasoning = in_reasoning and self._think_ids is not None
-        self._answer = ""
-        self._released = 0
+        self._answer = ""  # as it was generated
+        self._hidden: list[tuple[int, int]] = []  # parts of it that are special tokens
+        self._released = 0  # of it, what no stop string can change any more
+        self._shown = ""
         self._skip_space = False
         self._pending_space = ""
         self.reasoning: str | None = "" if self._in_reasoning else None
@@ -94,14 +100,16 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        return self._answer[: self._released]
+        return self._shown
 
     def push(self, token_id: int, *, look_for_stops: bool = True) -> str | None:
         """Take one more token. Returns the stop string that it completes, if any; nothing may follow."""
         if self._in_reasoning:
             self.num_reasoning_tokens += 1
-        if self._turns_section(token_id) or self._tokenizer.is_special(token_id):
+        if self._turns_section(token_id):
             return None
+        if self._tokenizer.is_special(token_id):
+            return self._add_hidden(token_id, look_for_stops)
         is_added = self._tokenizer.is_added(token_id)
         # The bytes before an added token are complete or never will be.
         before = self._utf8.decode(b"", final=True) if is_added else ""
@@ -119,7 +127,7 @@ class IncrementalDetokenizer:
                 self._add_reasoning(rest)
             else:
                 self._answer += rest
-        self._released = len(self._answer)
+        self._release(len(self._answer))
 
     def _turns_section(self, token_id: int) -> bool:
         if self._think_ids is None:
@@ -129,8 +137,10 @@ class IncrementalDetokenizer:
             self._in_reasoning, self._skip_space = False, True
             return True
         opens = token_id == self._think_ids[0] and self.reasoning is None
-        if opens and not self._in_reasoning and not self._answer.strip():
-            self._answer, self._released = "", 0
+        if opens and not self._in_reasoning and not self._visible(0, len(self._answer)).strip():
+            self._answer, self._released, self._shown = "", 0, ""
+            self._hidden.clear()
+            self._stop_strings.atoms.clear()
             self.reasoning, self._in_reasoning = "", True
             self.num_reasoning_tokens += 1
             return True
@@ -154,16 +164,40 @@ class IncrementalDetokenizer:
             if not before + piece:
                 return None
             self._skip_space = False
-        old_length = len(self._answer)
-        self._answer += before + piece
         if is_added:
-            self._stop_strings.add_atom(old_length + len(before), len(self._answer))
+            start = len(self._answer) + len(before)
+            self._stop_strings.add_atom(start, start + len(piece))
+        return self._grow(before + piece, look_for_stops)
+
+    def _add_hidden(self, token_id: int, look_for_stops: bool) -> str | None:
+        """Take a special token: nobody sees it, but a stop string may be or contain it."""
+        if self._in_reasoning or not self._stop_strings:
+            return None
+        text, start = self._tokenizer.token_text(token_id), len(self._answer)
+        self._hidden.append((start, start + len(text)))
+        self._stop_strings.add_atom(start, start + len(text))
+        return self._grow(text, look_for_stops)
+
+    def _grow(self, text: str, look_for_stops: bool) -> str | None:
+        old_length = len(self._answer)
+        self._answer += text
         match = self._stop_strings.find(self._answer, old_length) if look_for_stops else None
         if match is not None:
             self._answer = self._answer[: match[0]]
-            self._released = len(self._answer)
+            self._release(match[0])
             return match[1]
-        self._released = len(self._answer) - self._stop_strings.num_held(
-            self._answer, self._released
-        )
+        held = self._stop_strings.num_held(self._answer, self._released)
+        self._release(len(self._answer) - held)
         return None
+
+    def _release(self, end: int) -> None:
+        self._shown += self._visible(self._released, end)
+        self._released = end
+
+    def _visible(self, start: int, end: int) -> str:
+        text, at = "", start
+        for low, high in self._hidden:
+            if low >= start and high <= end:
+                text += self._answer[at:low]
+                at = high
+        return text + self._answer[at:end]

@@ -1,24 +1,28 @@
-"""Text to token ids and back, and chat templates: tokenizer.json by `tokenizers`, templates by transformers.
+"""Text to token ids and back: tokenizer.json by `tokenizers`, conversations by the chat template.
 
 AutoTokenizer is not used: it imports torch, and for `qwen3_5_text` it replaces the split pattern of
 tokenizer.json by another model's.
 """
 
 import json
+import logging
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import jinja2
 import tokenizers
 
 from minivllm_engine.core.errors import CheckpointError, RequestError
+from minivllm_engine.core.escape import listed
 from minivllm_engine.model_config.generation_config import read_json_object
+from minivllm_engine.text.chat_template import read_templates, render_conversation
+from minivllm_engine.text.messages import Message, plain_tools, read_messages
 
-Message = Mapping[str, Any]
+logger = logging.getLogger(__name__)
 
-_USUAL_ROLES = ("system", "user", "assistant", "tool")
+_NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 _COPY_AGAIN = "copy the file again from where the model came from"
 
@@ -28,15 +32,23 @@ class Tokenizer:
 
     Attributes:
         chat_template: the Jinja source, or None where the model has none.
+        tool_template: that for requests with tools, where it is another one.
+        num_embeddings: ids from there on have no embedding; None where that is not known.
         eos_ids: the id of the tokenizer's own end token, if it names one.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], chat_template: str | None
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: Mapping[str, Any],
+        chat_template: str | None,
+        tool_template: str | None = None,
     ) -> None:
         self._backend = backend
         self._settings = settings
         self.chat_template = chat_template
+        self.tool_template = tool_template
+        self.num_embeddings: int | None = None
         self._added = backend.get_added_tokens_decoder()
         self._token_bytes: dict[int, bytes] = {}
         eos = backend.token_to_id(_token_content(settings.get("eos_token")))
@@ -59,7 +71,9 @@ class Tokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # `tokenizers` raises plain Exception
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise CheckpointError(
                 f"{path} cannot be read", why=str(error), hint=_COPY_AGAIN
             ) from None
@@ -76,10 +90,38 @@ class Tokenizer:
         backend.no_padding()
         settings_path = model_path / "tokenizer_config.json"
         settings = read_json_object(settings_path) if settings_path.exists() else {}
-        template = _read_chat_template(model_path, settings)
-        if template is not None:
-            _check_template(template, model_path)
-        return cls(backend, settings, template)
+        templates = read_templates(model_path, settings)
+        return cls(backend, settings, templates.get("default"), templates.get("tool_use"))
+
+    @classmethod
+    def for_model(cls, model_path: Path, vocab_size: int) -> "Tokenizer":
+        """Read as `from_dir` does, for a model whose embedding has `vocab_size` rows.
+
+        Added tokens beyond the embedding are warned of: prompts that use one are refused.
+
+        Raises:
+            CheckpointError: also where ids of the vocabulary itself lie beyond it.
+        """
+        tokenizer = cls.from_dir(model_path)
+        tokenizer.num_embeddings = vocab_size
+        if tokenizer.largest_id < vocab_size:
+            return tokenizer
+        vocabulary = tokenizer._backend.get_vocab(with_added_tokens=False).values()
+        largest = max((i for i in vocabulary if i not in tokenizer._added), default=-1)
+        if largest >= vocab_size:
+            raise CheckpointError(
+                f"{model_path}: tokenizer.json and config.json do not belong together",
+                why=f"the tokenizer has ids up to {largest}, vocab_size is {vocab_size}",
+                hint="copy the tokenizer.json that came with these weights",
+            )
+        beyond = [token.content for i, token in tokenizer._added.items() if i >= vocab_size]
+        logger.warning(
+            "%s: the model has no embedding for %s; prompts with %s are refused",
+            model_path,
+            listed(beyond),
+            "it" if len(beyond) == 1 else "them",
+        )
+        return tokenizer
 
     @property
     def has_chat_template(self) -> bool:
@@ -90,31 +132,74 @@ class Tokenizer:
         """Tokens that have an id. The model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    @property
+    @cached_property
     def largest_id(self) -> int:
         """The largest id that encoding can give."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token."""
+        pieces = self._backend.get_vocab(with_added_tokens=False)
+        added = (len(token.content.encode()) for token in self._added.values())
+        return max(max(map(len, pieces), default=1), max(added, default=1))
+
+    @cached_property
+    def _normal_form(self) -> "_NormalForm | Literal[''] | None":
+        """How text is normalised before it is split ("": not at all).
+
+        None where a text may lose bytes by other ways: then its length says nothing of its tokens.
+        """
+        parts = json.loads(self._backend.to_str())
+        form = (parts.get("normalizer") or {}).get("type", "")
+        strips = any(token.lstrip or token.rstrip for token in self._added.values())
+        removes = '"Removed"' in json.dumps(parts.get("pre_tokenizer"))
+        vocabulary = self._backend.get_vocab(with_added_tokens=False)
+        has_all = all(char in vocabulary for char in self._byte_of_char)
+        known = form in ("", "NFC", "NFD", "NFKC", "NFKD")
+        return form if known and has_all and not strips and not removes else None
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`. Special tokens written in it become their ids; nothing is added.
+        """Return token ids of `text`. Special tokens written in it become their ids; nothing is added.
 
         A lone surrogate is no character: it is read as U+FFFD.
         """
         clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        ids: list[int] = self._backend.encode(clean, add_special_tokens=False).ids
+        try:
+            return self._encode(clean)
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
+            raise RequestError(
+                "the tokenizer fails on this text",
+                why=f"{type(error).__name__}: {' '.join(str(error).split())}"[:200],
+                code="unreadable_prompt",
+            ) from None
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least, known without encoding it."""
+        longest = self._longest_token
+        if len(text) <= longest or self._normal_form is None:
+            return 0
+        if self._normal_form and not text.isascii():
+            text = unicodedata.normalize(self._normal_form, text)
+        return len(text.encode("utf-8", "replace")) // longest
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids without a token give nothing."""
+        """Return text of `ids`; ids without a token give nothing."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token_id: int) -> str:
-        """One token as text, special ones included; U+FFFD where it is a part of a character."""
+        """Return one token as text, special ones included; U+FFFD where it is a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; empty for an id without a token."""
+        """Return the bytes that a token stands for; empty for an id without a token."""
         known = self._token_bytes.get(token_id)
         if known is None:
             known = self._token_bytes[token_id] = self._look_up_bytes(token_id)
@@ -128,14 +213,17 @@ class Tokenizer:
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return b""
-        return bytes(self._byte_of_char[char] for char in piece)
+        try:
+            return bytes(self._byte_of_char[char] for char in piece)
+        except KeyError:  # a token that stands for no bytes of a text
+            return str(piece).encode()
 
     def is_added(self, token_id: int) -> bool:
-        """Is it a token outside the BPE vocabulary, such as `</think>`? Such a token is never split."""
+        """Tell whether it is outside the BPE vocabulary, such as `</think>`. Such a token is never split."""
         return token_id in self._added
 
     def is_special(self, token_id: int) -> bool:
-        """Is it left out of decoded text?"""
+        """Tell whether it is left out of decoded text."""
         added = self._added.get(token_id)
         return added is not None and bool(added.special)
 
@@ -145,45 +233,44 @@ class Tokenizer:
         opening, closing = map(self._backend.token_to_id, ("<think>", "</think>"))
         return None if opening is None or closing is None else (opening, closing)
 
+    def template_for(self, tools: object) -> str:
+        """Return the source of the chat template: that for tools where there is one and tools are given.
+
+        Raises:
+            RequestError: there is none.
+        """
+        template = self.tool_template if tools and self.tool_template else self.chat_template
+        if template is None:
+            raise RequestError(
+                "this model has no chat template", hint="send `prompt` instead of `messages`"
+            )
+        return template
+
     def render_chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt of a conversation, as the model's chat template writes it.
+        """Return the prompt of a conversation, as the model's chat template writes it.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
         """
-        if self.chat_template is None:
-            raise RequestError(
-                "this model has no chat template", hint="send `prompt` instead of `messages`"
-            )
-        # transformers costs half a second: only chats pay for it.
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         tokens = {
             name: _token_content(value) for name, value in self._settings.items() if "token" in name
         }
-        kwargs = {name: text for name, text in tokens.items() if text} | template_kwargs
-        try:
-            rendered, _ = render_jinja_template(
-                conversations=[[dict(message) for message in messages]],
-                tools=list(tools) if tools else None,
-                chat_template=self.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                **kwargs,
-            )
-        except Exception as error:  # a template may raise anything about what it is given
-            raise RequestError(
-                "the chat template refuses these messages",
-                why=f"{type(error).__name__}: {error}{_unusual_role(messages)}",
-            ) from None
-        text: str = rendered[0]
-        return text
+        return render_conversation(
+            self.template_for(tools),
+            read_messages(messages),
+            plain_tools(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            values={name: text for name, text in tokens.items() if text} | template_kwargs,
+        )
 
     def encode_chat(
         self,
@@ -192,11 +279,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """`render_chat`, as token ids."""
+        """Render as `render_chat` does, and encode."""
         return self.encode(self.render_chat(messages, tools=tools, **template_kwargs))
 
     def answer_start(self, ids: Sequence[int]) -> int | None:
-        """Where a chat's prompt stops telling the conversation and opens the answer.
+        """Return where a chat's prompt stops telling the conversation and opens the answer.
 
         None where the prompt does not end as this template opens answers.
         """
@@ -234,54 +321,11 @@ class Tokenizer:
         return table | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-def _check_template(template: str, model_path: Path) -> None:
-    if not template.strip():
-        raise CheckpointError(
-            f"the chat template of {model_path} is empty",
-            why="every prompt would become an empty one",
-            hint="remove chat_template.jinja, or copy it again from where the model came from",
-        )
-    try:
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except jinja2.TemplateSyntaxError:
-        # transformers knows statements that plain Jinja does not; it has the last word.
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        try:
-            _compile_jinja_template(template)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(
-                f"the chat template of {model_path} is not valid Jinja",
-                why=str(error),
-                hint="copy chat_template.jinja again from where the model came from",
-            ) from None
-
-
-def _unusual_role(messages: Sequence[Message]) -> str:
-    """Why a template may have refused messages, if one has a role that templates hardly know."""
-    for place, message in enumerate(messages):
-        role = message.get("role")
-        if role not in _USUAL_ROLES:
-            return f" (messages[{place}] has the role {role!r}, not {', '.join(_USUAL_ROLES)})"
-    return ""
+def _is_of_library(error: BaseException) -> bool:
+    """Tell an error of `tokenizers` from what is meant for the program. A panic in Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def _token_content(value: object) -> str:
     content = value.get("content") if isinstance(value, Mapping) else value
     return content if isinstance(content, str) else ""
-
-
-def _read_chat_template(model_path: Path, settings: Mapping[str, Any]) -> str | None:
-    path = model_path / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read", why=str(error), hint=_COPY_AGAIN
-            ) from None
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # an older form: several templates by name
-        by_name = {entry.get("name"): entry.get("template") for entry in template}
-        template = by_name.get("default")
-    return template if isinstance(template, str) else None

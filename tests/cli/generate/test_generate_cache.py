@@ -8,7 +8,7 @@ import pytest
 
 from cli.program import REAL, Program
 from minivllm_cli.batch.remedies import Remedies
-from minivllm_cli.batch.summary import render_summary
+from minivllm_cli.batch.report import render_summary
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.config.settings import resolve_settings
 from minivllm_engine.checkpoint.index import resolve_model
@@ -25,6 +25,7 @@ from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.memory.device_memory import DeviceMemory
 from minivllm_engine.protocol.lines import BatchLine, RequestLine
 from minivllm_engine.protocol.records import ok_record
+from support.byte_tokenizer import byte_tokenizer
 
 HEADER = "A header that all prompts share, and that is longer than a block is. " * 2
 
@@ -48,10 +49,10 @@ def _output(usage: Usage) -> RequestOutput:
 
 @pytest.mark.parametrize("batch", [None, BatchLine("c", "/v1/chat/completions", "m")])
 def test_a_record_says_where_a_chat_was_told_otherwise(batch: BatchLine | None) -> None:
-    usage = Usage(1690, 412, 0, 1152, 1152, 1152, "template_divergence", Divergence(1184, 7, 9))
+    usage = Usage(1690, 412, 0, 1152, 1152, 1152, "template_divergence", Divergence(1184, 65, 66))
     line = RequestLine(1, 0, "a", "messages", [], SamplingParams(), batch=batch)
-    texts = {7: "<think>", 9: "OK"}
-    record = ok_record(line, _output(usage), params=ResolvedSampling(0), token_text=texts.get)
+    tokenizer = byte_tokenizer()
+    record = ok_record(line, _output(usage), params=ResolvedSampling(0), tokenizer=tokenizer)
     answer = record if batch is None else record["response"]["body"]
     found = answer["usage"].get("prompt_tokens_details", answer["usage"])
     assert {k: found[k] for k in ("cached_tokens", "kv_matched", "state_at", "miss_reason")} == {
@@ -62,10 +63,10 @@ def test_a_record_says_where_a_chat_was_told_otherwise(batch: BatchLine | None) 
     }
     assert found["divergence"] == {
         "position": 1184,
-        "cached_id": 7,
-        "cached_token": "<think>",
-        "prompt_id": 9,
-        "prompt_token": "OK",
+        "cached_id": 65,
+        "cached_token": "A",
+        "prompt_id": 66,
+        "prompt_token": "B",
     }
 
 
@@ -93,7 +94,7 @@ def test_c14_totals_are_the_sums_of_the_records(
     lines += [{"prompt": "say x"}, {"prompt": f"{HEADER}\nnan"}]
     lines += [{"prompt": f"{HEADER}9\nsay 9", "prefix_cache": False}]
     source = program.write_lines("in", lines)
-    done = program.run("generate", fake_model, "-i", source, "--summary", "s.json", *verify)
+    done = program.run("generate", fake_model, "-i", source, "-v", "--summary", "s.json", *verify)
     assert done.code == 3
     _check_totals(done.records, json.loads((program.home / "s.json").read_text()))
     failed = done.records[7]
@@ -209,7 +210,7 @@ def test_the_summary_tells_reuse_from_restoring() -> None:
     tally = _tally(2, _stats(snapshots_peak=18, snapshots_total=32, restored_tokens=640))
     tally.add_output(_output(Usage(100, 5, 0, 64, 64, 64, None)))
     tally.add_output(_output(Usage(60, 5, 0, 0, 0, 0, "below_granularity")))
-    text = "\n".join(render_summary(tally, {"prompt": 2}, 0, None))
+    text = "\n".join(render_summary(tally, {"prompt": 2}, 0, None, all_of_it=True))
     assert "in 160 = 64 reused + 96 new · out 10" in text
     assert (
         "hit 40% · misses: below_granularity 1 · "

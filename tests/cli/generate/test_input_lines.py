@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.protocol.line_parser import LineParser
 from minivllm_engine.protocol.lines import BadLine, RequestLine
 
@@ -27,6 +28,12 @@ def _bad(line: Any, parser: LineParser | None = None) -> tuple[str, int, str]:
 
 
 _HI = [{"role": "user", "content": "Hi"}]
+
+
+def _batch(*, completions: bool = False, **body: Any) -> dict[str, Any]:
+    url = "/v1/completions" if completions else "/v1/chat/completions"
+    prompt = {} if completions else {"messages": _HI}
+    return {"custom_id": "r", "method": "POST", "url": url, "body": {**prompt, **body}}
 
 
 class TestKinds:
@@ -107,18 +114,13 @@ class TestBadLines:
     def test_h16_lines_that_are_no_json_object(self, raw: bytes, column: int, message: str) -> None:
         assert _bad(raw) == ("invalid_json_line", column, message)
 
-    def test_an_integer_of_thousands_of_digits(self) -> None:
-        code, _, message = _bad(b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}")
-        assert code == "invalid_json_line"
-        assert "digits" in message
-
     @pytest.mark.parametrize(
         ("line", "column", "message"),
         [
             ({}, 1, "no prompt, messages or prompt_token_ids"),
             ({"prompt": "x", "messages": _HI}, 17, "prompt and messages exclude each other"),
             ({"prompt": 3}, 2, "prompt should be a string"),
-            ({"messages": "Hi"}, 2, "messages should be an array"),
+            ({"messages": "Hi"}, 2, "messages: not a list of objects"),
             ({"messages": ["Hi"]}, 2, "messages[0] should be an object"),
             ({"messages": [{"content": "Hi"}]}, 2, "messages[0] has no role"),
             ({"messages": [{"role": "user"}]}, 2, "messages[0] has no content"),
@@ -179,6 +181,84 @@ class TestBadLines:
         meta = {"topic": "a", "prompt_tokens": 3, "idx": 1, "model": "m", "source": {"deep": [1]}}
         assert _good({"prompt": "x", **meta}).meta == meta
 
+    @pytest.mark.parametrize(
+        ("key", "value", "hint"),
+        [
+            ("max_new_tokens", 5, "use max_tokens"),
+            ("stop_sequences", ["x"], "use stop"),
+            ("bad_words", ["x"], None),
+            ("response_format", {"type": "json_object"}, None),
+            ("system", "Be brief.", 'use a message with the role "system"'),
+            ("sampling_params", {"seed": 1}, "use sampling"),
+            ("tool_choice", "required", None),
+            ("num_beams", 4, None),
+            ("stream", True, None),
+            ("reasoning_effort", "low", "use enable_thinking"),
+        ],
+    )
+    def test_a2_parameters_of_other_tools_are_no_data(
+        self, key: str, value: Any, hint: str | None
+    ) -> None:
+        for line in ({"prompt": "x", key: value}, _batch(**{key: value})):
+            found = _parse(line)
+            assert isinstance(found, BadLine)
+            assert (found.code, found.hint) == ("invalid_field", hint)
+            assert key in found.message
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("response_format", {"type": "text"}), ("stream", False), ("bad_words", None)],
+    )
+    def test_a2_what_asks_for_nothing_may_stand_there(self, key: str, value: Any) -> None:
+        assert _good({"prompt": "x", key: value}).meta == {key: value}
+        _good(_batch(**{key: value}))
+
+    def test_a2_prefill_and_thinking_have_keys_of_their_own(self) -> None:
+        more = {"continue_final_message": True, "enable_thinking": False}
+        messages = [*_HI, {"role": "assistant", "content": "A striped"}]
+        for line in (
+            {"messages": messages, **more},
+            _batch(messages=messages, **more),
+            _batch(messages=messages, add_generation_prompt=False, **more),
+            {"messages": messages, "chat_template_kwargs": more},
+        ):
+            found = _good(line)
+            assert (found.template_kwargs, found.meta) == (more, {})
+        assert _good({"messages": _HI, "continue_final_message": False}).template_kwargs == {}
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            ({"enable_thinking": "no"}, "enable_thinking should be true or false"),
+            (
+                {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+                "enable_thinking is given twice",
+            ),
+            ({"add_generation_prompt": False}, "add_generation_prompt False is not supported"),
+        ],
+    )
+    def test_a2_switches_that_are_wrong(self, more: dict[str, Any], message: str) -> None:
+        for line in ({"messages": _HI, **more}, _batch(**more)):
+            code, _, found = _bad(line)
+            assert (code, found) == ("invalid_field", message)
+
+    @pytest.mark.parametrize(
+        ("message", "what"),
+        [
+            (
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                },
+                "messages[1].tool_calls[0].function.arguments is not JSON",
+            ),
+            ({"role": "user", "content": "x", "images": ["y"]}, "messages[1].images is not read"),
+        ],
+    )
+    def test_c1_messages_are_named_by_their_place(self, message: Any, what: str) -> None:
+        for line in ({"messages": [*_HI, message]}, _batch(messages=[*_HI, message])):
+            assert _bad(line)[2].startswith(what)
+
     def test_ids_are_unique(self) -> None:
         parser = LineParser()
         _good({"id": "a", "prompt": "x"}, parser)
@@ -191,14 +271,6 @@ class TestBadLines:
 
 
 class TestBatchLines:
-    def _line(self, **body: Any) -> dict[str, Any]:
-        return {
-            "custom_id": "r",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {"messages": _HI, **body},
-        }
-
     @pytest.mark.parametrize(
         ("change", "code"),
         [
@@ -211,26 +283,79 @@ class TestBatchLines:
         ],
     )
     def test_what_is_wrong_with_the_line(self, change: dict[str, Any], code: str) -> None:
-        assert _bad({**self._line(), **change})[0] == code
+        assert _bad({**_batch(), **change})[0] == code
 
     @pytest.mark.parametrize(
         "body",
         [{"stream": True}, {"response_format": {"type": "json_object"}}, {"functions": []}],
     )
     def test_what_cannot_be_served_is_refused(self, body: dict[str, Any]) -> None:
-        code, _, message = _bad(self._line(**body))
+        code, _, message = _bad(_batch(**body))
         assert code == "invalid_field"
         assert "not supported" in message
 
     def test_what_is_neutral_is_accepted(self) -> None:
-        _good(self._line(stream=False, response_format={"type": "text"}, metadata={"a": 1}))
+        _good(_batch(stream=False, response_format={"type": "text"}, metadata={"a": 1}))
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"prompt_cache_key": "k", "verbosity": "low", "modalities": ["text"]},
+            {"tool_choice": "auto", "parallel_tool_calls": False, "best_of": 1},
+            {"service_tier": "flex", "store": False, "safety_identifier": "u", "prediction": None},
+        ],
+    )
+    def test_c8_what_has_no_effect_on_text_is_accepted(self, more: dict[str, Any]) -> None:
+        assert _good(_batch(**more)).params == SamplingParams()
+
+    def test_c8_modalities_that_are_not_text_are_refused(self) -> None:
+        assert "modalities" in _bad(_batch(modalities=["text", "audio"]))[2]
+
+    def test_a_tool_choice_of_none_leaves_the_tools_out(self) -> None:
+        assert _good(_batch(tools=[{"name": "t"}], tool_choice="none")).tools is None
+        assert _good(_batch(tools=[{"name": "t"}], tool_choice="auto")).tools == [{"name": "t"}]
+
+    @pytest.mark.parametrize(
+        ("prompt", "parts"),
+        [
+            ("x", [("prompt", "x")]),
+            (["x"], [("prompt", "x")]),
+            (["x", "y"], [("prompt", "x"), ("prompt", "y")]),
+            ([1, 2], [("tokens", [1, 2])]),
+            ([[1, 2]], [("tokens", [1, 2])]),
+            ([[1], "y"], [("tokens", [1]), ("prompt", "y")]),
+        ],
+    )
+    def test_c8_prompts_as_arrays(self, prompt: Any, parts: list[tuple[str, Any]]) -> None:
+        line = _good(_batch(completions=True, prompt=prompt, n=3))
+        assert [(part.kind, part.prompt) for part in line.parts] == parts
+        assert line.num_sequences == 3 * len(parts)
+
+    @pytest.mark.parametrize(
+        ("prompt", "code"),
+        [
+            ([], "invalid_field"),
+            ([""], "empty_prompt"),
+            (["x", 5], "invalid_field"),
+            ([[]], "empty_prompt"),
+            ([1, "x"], "invalid_field"),
+            ([[True]], "invalid_field"),
+            (["x"] * 1025, "invalid_field"),
+        ],
+    )
+    def test_c8_arrays_that_are_no_prompts(self, prompt: Any, code: str) -> None:
+        assert _bad(_batch(completions=True, prompt=prompt))[0] == code
+
+    def test_a_body_has_the_prompt_of_its_url(self) -> None:
+        assert "body.prompt" in _bad(_batch(prompt="x"))[2]
+        assert "body.messages" in _bad(_batch(completions=True, prompt="x", messages=_HI))[2]
 
     def test_lines_must_agree_on_url_and_model(self) -> None:
         parser = LineParser()
-        _good({**self._line(model="a"), "custom_id": "1"}, parser)
-        assert _bad({**self._line(model="b"), "custom_id": "2"}, parser)[0] == "model_mismatch"
+        _good({**_batch(model="a"), "custom_id": "1"}, parser)
+        assert _bad({**_batch(model="b"), "custom_id": "2"}, parser)[0] == "model_mismatch"
         other = {"url": "/v1/completions", "body": {"prompt": "x"}, "custom_id": "3"}
-        assert _bad({**self._line(), **other}, parser)[0] == "url_mismatch"
+        assert _bad({**_batch(), **other}, parser)[0] == "url_mismatch"
 
 
 _TEXT_PART = {"type": "text", "text": "hi"}
@@ -245,11 +370,6 @@ def test_parts_of_a_content_that_are_no_text_are_named(part: object) -> None:
     assert isinstance(line, BadLine)
     assert line.code == "invalid_field"
     assert line.message.startswith("messages[0].content[1] should be ")
-
-
-def test_text_parts_are_left_to_the_template() -> None:
-    document = {"messages": [{"role": "user", "content": [_TEXT_PART]}]}
-    assert isinstance(LineParser().parse(1, 0, json.dumps(document).encode()), RequestLine)
 
 
 def test_an_integer_of_thousands_of_digits_gets_our_own_error() -> None:

@@ -98,6 +98,10 @@ def test_the_constructor_of_sampling_params_raises_our_own_errors() -> None:
         SamplingParams(max_token=3)
     assert caught.value.what == "max_token: no such sampling parameter"
     assert caught.value.hint == "max_tokens"
+    for theirs, ours in (("max_new_tokens", "max_tokens"), ("bad_words", None)):
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(**{theirs: 3})
+        assert caught.value.hint == ours
     with pytest.raises(RequestError) as caught:
         SamplingParams(max_tokens=0)
     assert caught.value.what.startswith("max_tokens: ") and caught.value.why == "got 0"
@@ -127,6 +131,9 @@ def test_the_config_is_frozen() -> None:
         {"stop_token_ids": ["a"]},
         {"logprobs": 101},
         {"ignore_eos": 1},
+        {"stop_token_ids": range(200_000)},
+        {"stop_token_ids": list(range(200_000))},
+        {"stop": ["x"] * 200_000},
     ],
 )
 def test_wrong_sampling_params_name_their_key(values: dict) -> None:

@@ -549,6 +549,31 @@ def test_n_gives_independent_outputs_and_a_bad_one_costs_only_its_own_request(ll
     assert one.outputs[0].token_ids == out.outputs[0].token_ids
 
 
+def test_a_bare_list_of_messages_is_a_conversation(llm) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (expected,) = llm.generate([{"messages": messages}], params)
+    assert expected.prompt_token_ids == llm.tokenizer.encode_chat(messages)
+    several = [messages, [*messages, {"role": "assistant", "content": "A"}, *messages]]
+    for outs in (
+        llm.generate(messages, params),
+        list(llm.stream(messages, params))[-1:],
+        llm.chat(messages, params),
+        llm.chat(several, params)[:1],
+        llm.generate(several, params)[:1],
+    ):
+        (out,) = outs
+        assert out.prompt_token_ids == expected.prompt_token_ids
+        assert out.outputs[0].token_ids == expected.outputs[0].token_ids
+    (thinking,) = llm.chat(messages, params, enable_thinking=True)
+    assert thinking.prompt_token_ids == llm.tokenizer.encode_chat(messages, enable_thinking=True)
+    said = [*messages, {"role": "assistant", "content": "A striped"}]
+    (out,) = llm.chat(said, params, continue_final_message=True)
+    assert llm.tokenizer.decode(out.prompt_token_ids).endswith("assistant\nA striped")
+    (out,) = llm.chat([], params)
+    assert out.error.code == "empty_prompt"
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "text"),
     [
@@ -562,7 +587,7 @@ def test_n_gives_independent_outputs_and_a_bad_one_costs_only_its_own_request(ll
         ({"prompt": "x", "messages": []}, {}, "one of"),
         ({"prompt": "x", "tool": 1}, {}, "tool: unknown key"),
         ({"messages": "hi"}, {}, "not a list"),
-        ({"messages": [1]}, {}, "not a list of objects"),
+        ({"messages": [1]}, {}, "messages[0] should be an object"),
         ({"messages": [{}], "chat_template_kwargs": 1}, {}, "chat_template_kwargs"),
         ([1], {"logit_bias": {VOCAB: 1.0}}, f"logit_bias id {VOCAB}"),
         ([1], {"stop_token_ids": (600,)}, "stop_token_ids id 600"),
@@ -700,3 +725,24 @@ def test_ids_that_were_reported_stay_as_they_were_and_are_the_readers_own(tiny_m
     assert CompletionOutput(0).token_ids == []
     assert get_type_hints(CompletionOutput)["token_ids"] == list[int]
     assert TypeAdapter(CompletionOutput).validate_python({"index": 1}).token_ids == []
+
+
+def test_b8_closing_ends_every_request_with_a_last_output(tiny_model) -> None:
+    """Whoever reads a stream, or steps, gets a finished output with the reason abort."""
+    params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
+    llm = LLM(tiny_model)
+    other = llm.add_request("efgh", params)
+    stream = llm.stream("abcd", params)
+    first = next(stream)
+    assert not first.finished
+    llm.close()
+    (last,) = list(stream)
+    assert last.finished and last.finish_reason == FinishReason.ABORT
+    assert last.outputs[0].text.startswith(first.outputs[0].text)
+    assert llm.has_unfinished
+    *_, out = llm.step()
+    assert (out.request_id, out.finished, out.finish_reason) == (other, True, FinishReason.ABORT)
+    assert not llm.has_unfinished
+    with pytest.raises(EngineError, match="closed"):
+        llm.step()
+    llm.close()

@@ -13,9 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.errors import BackendUnavailable, CheckpointError, ConfigError
+from minivllm_engine.core.errors import (
+    BackendUnavailable,
+    CheckpointError,
+    ConfigError,
+    RequestError,
+)
 from minivllm_engine.engine.prepare import prepare
 from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.text.prompt import read_prompt
 
 
 @pytest.fixture
@@ -76,7 +82,19 @@ def test_f1_what_does_not_fit_is_refused_before_torch_or_a_weight_is_loaded(mode
     assert "--set engine.max_num_seqs=" in done.stdout and done.stdout.endswith(" False\n")
 
 
-def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(model: Path) -> None:
+def test_a_tokenizer_of_another_model_is_named(model: Path) -> None:
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["xyz"] = 999
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
+        prepare(model, config())
+    assert "999" in caught.value.why
+
+
+def test_added_tokens_beyond_the_embedding_cost_only_the_prompts_that_use_them(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = model / "tokenizer.json"
     content = json.loads(path.read_text())
     content["added_tokens"].append({**content["added_tokens"][-1], "id": 320, "content": "<extra>"})
@@ -87,10 +105,14 @@ def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(model: Path) -> Non
     while backend.get_vocab_size() <= 320:
         backend.add_tokens([f"<more{backend.get_vocab_size()}>"])
     backend.save(str(path))
-    with pytest.raises(CheckpointError) as caught:
-        prepare(model, config())
-    assert "320" in caught.value.why
-    assert "tokenizer.json" in caught.value.what
+    with caplog.at_level(logging.WARNING, "minivllm_engine"):
+        tokenizer = prepare(model, config()).tokenizer
+    assert "<more320>" in caplog.text and "<more319>" not in caplog.text
+    assert read_prompt("a<more319>", tokenizer)[0][-1] == 319
+    for prompt in ("a<more320>", [320]):
+        with pytest.raises(RequestError, match="320 is out of range") as caught:
+            read_prompt(prompt, tokenizer)
+        assert "<more320>" in caught.value.why
 
 
 def test_an_end_id_beyond_the_vocabulary_is_ignored_with_a_warning(model: Path, caplog) -> None:

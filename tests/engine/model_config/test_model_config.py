@@ -203,6 +203,13 @@ def test_tied_where_either_level_says_so() -> None:
             assert read(content).tie_word_embeddings == bool(text or top)
 
 
+def test_b5_thousands_of_end_ids_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="eos_token_id") as caught:
+        read(flat(eos_token_id=list(range(200_000))))
+    assert "1,024" in caught.value.why
+    assert read(flat(eos_token_id=[*range(1000), *range(24)])).eos_token_ids == tuple(range(1000))
+
+
 def test_end_ids_of_both_levels() -> None:
     content = {"text_config": flat(eos_token_id=[7, 5]), "eos_token_id": 9}
     assert read(content).eos_token_ids == (7, 5, 9)
@@ -277,6 +284,26 @@ WRONG = {
     "moe_by_experts": (flat(num_experts=8), ("num_experts", "8", "mixture-of-experts")),
     "qwen3_next": (flat(model_type="qwen3_next"), ("qwen3_next", "mixture-of-experts")),
     "kimi": (flat(model_type="kimi_linear"), ("kimi_linear", "recurrence")),
+    "length_of_one": (flat(max_position_embeddings=1), ("max_position_embeddings", "2 or more")),
+    "length_beyond": (flat(max_position_embeddings=10**30), ("max_position_embeddings", "at most")),
+    "theta_of_400_digits": (flat(rope_parameters={"rope_theta": 10**400}), ("rope_theta",)),
+    "kernel_beyond": (flat(linear_conv_kernel_dim=10**9), ("linear_conv_kernel_dim", "1,024")),
+    "eps_beyond": (flat(rms_norm_eps=1e300), ("rms_norm_eps", "1e+300")),
+    **{
+        f"yarn_{name}_{value!r:.12}": (
+            flat(rope_parameters={"rope_type": "yarn", "rope_theta": 1e7, **YARN, name: value}),
+            (name,),
+        )
+        for name, value in (
+            *(("factor", bad) for bad in (1e308, 1e-9, 0.5, "4", 10**400)),
+            *(("mscale", bad) for bad in ("x", 1e-300, -1)),
+            *(("beta_fast", bad) for bad in (1e-320, 1e308, 0)),
+            *(("beta_slow", bad) for bad in (1e-320, True)),
+            *(("attention_factor", bad) for bad in (1e-320, 1e300)),
+            *(("rope_theta", bad) for bad in (1, 1.0, 0.5)),
+            ("original_max_position_embeddings", 1),
+        )
+    },
     "text_config": ({"text_config": 3}, ("text_config", "3")),
 }
 
