@@ -141,10 +141,12 @@ def _from_cache(model: str, path: Path) -> Path:
     known = ["demo", *_beside(path), *local_checkpoints()]
     near = suggest(model, known)
     hint = "Nothing is downloaded: give the path of a checkpoint on this machine, or demo."
-    if near:
-        hint = f"Did you mean {near}?"
-    elif is_id:
+    if is_id:
+        # What is near may be another size of the same model.
         hint = f"Nothing is downloaded. To have it in the cache: hf download {model}"
+        hint += f"; or did you mean {near}?" if near else ""
+    elif near:
+        hint = f"Did you mean {near}?"
     where = f", and none in {cache} has that id" if is_id else ""
     raise CheckpointError(
         f"{escape(model)} does not exist",

@@ -122,15 +122,11 @@ def _kind_of(dtype: str) -> tuple[str, str]:
     if dtype.upper().startswith(_QUANTISED):
         return (
             "quantised, by its type",
-            "Dequantise the checkpoint first, or use the one that it was made from.",
+            "Dequantise it first, or use the checkpoint that it was made from.",
         )
     if dtype == "BOOL":
         return "true and false, a mask and no weight", "Save the weight itself under this name."
     if dtype.startswith(("C", "complex")):
-        return (
-            "complex numbers, of which this family has none",
-            "Save it in real floats, if that is what it stands for.",
-        )
-    if dtype.startswith(("I", "U")):
-        return "whole numbers", "Save it in floats: tensor.float()."
-    return "an unknown type", "Save it in floats: tensor.float()."
+        return "complex numbers, of which this family has none", "Save it in real floats."
+    kind = "whole numbers" if dtype.startswith(("I", "U")) else "an unknown type"
+    return kind, "Save it in floats: tensor.float()."

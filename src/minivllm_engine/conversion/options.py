@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from minivllm_engine.conversion.patterns import mistake_in_glob, mistake_in_pair
+from minivllm_engine.conversion.patterns import Mistake, mistake_in_glob, mistake_in_pair
 from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.escape import escape
 
@@ -66,32 +66,24 @@ class ConvertOptions:
                 hint="1 or more.",
             )
         for source, target in self.renames:
-            _check_rename(source, target)
+            mistake = mistake_in_pair(source, target)
+            if mistake is not None:
+                raise _refused(
+                    "rename pattern", source if mistake.side == "source" else target, mistake
+                )
         for option in ("allow_unmatched", "allow_missing"):
             for glob in getattr(self, option):
-                _check_glob("--" + option.replace("_", "-"), glob)
+                mistake = mistake_in_glob(glob)
+                if mistake is not None:
+                    raise _refused("--" + option.replace("_", "-"), glob, mistake)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def _check_rename(source: str, target: str | None) -> None:
-    mistake = mistake_in_pair(source, target)
-    if mistake is None:
-        return
-    pattern = source if mistake.side == "source" else target
-    raise ConfigError(
-        f"rename pattern {escape(repr(pattern))}: {escape(mistake.what)} (character {mistake.at + 1})",
+def _refused(where: str, pattern: str | None, mistake: Mistake) -> ConfigError:
+    return ConfigError(
+        f"{where} {escape(repr(pattern))}: {escape(mistake.what)} (character {mistake.at + 1})",
         why=escape(mistake.why),
         hint=escape(mistake.hint),
     )
-
-
-def _check_glob(option: str, glob: str) -> None:
-    mistake = mistake_in_glob(glob)
-    if mistake is not None:
-        raise ConfigError(
-            f"{option} {escape(repr(glob))}: {mistake.what} (character {mistake.at + 1})",
-            why=mistake.why,
-            hint=mistake.hint,
-        )

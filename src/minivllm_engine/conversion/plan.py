@@ -1,6 +1,6 @@
 """A conversion as plain data: what becomes what, what is wrong, and what it needs. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -125,6 +125,19 @@ class Row:
     kept: bool
     num_bytes: int
 
+    def to_json(self) -> dict[str, Any]:
+        """The row as it stands in the document of a plan."""
+        return {
+            "source": self.source,
+            "n": self.count,
+            "target": list(self.targets),
+            "rule": self.rule,
+            "op": self.op,
+            "dtype": self.dtype,
+            "kept": self.kept,
+            "bytes": self.num_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -144,6 +157,16 @@ class Problem:
     detail: str = ""
     nearest: tuple[tuple[str, int], ...] = ()
     remedy: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem as it stands in the document of a plan."""
+        return {
+            "name": self.name,
+            "n": self.count,
+            "detail": self.detail,
+            "nearest": [name for name, _ in self.nearest],
+            "remedy": self.remedy,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,39 +228,17 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document of kind "convert-plan" (rows, problems, totals, needs)."""
         by_kind: dict[str, list[dict[str, Any]]] = {
-            "unmatched": [],
-            "missing": [],
-            "wrong_shape": [],
+            kind: [] for kind in ("unmatched", "missing", "wrong_shape")
         }
         for problem in self.problems:
-            by_kind.setdefault(problem.kind, []).append(
-                {
-                    "name": problem.name,
-                    "n": problem.count,
-                    "detail": problem.detail,
-                    "nearest": [name for name, _ in problem.nearest],
-                    "remedy": problem.remedy,
-                }
-            )
+            by_kind.setdefault(problem.kind, []).append(problem.to_json())
         return {
             "schema_version": 1,
             "kind": "convert-plan",
             "mapping": MAPPING,
             "source": str(self.source.path),
             "style": list(self.style),
-            "rules": [
-                {
-                    "source": row.source,
-                    "n": row.count,
-                    "target": list(row.targets),
-                    "rule": row.rule,
-                    "op": row.op,
-                    "dtype": row.dtype,
-                    "kept": row.kept,
-                    "bytes": row.num_bytes,
-                }
-                for row in self.rows
-            ],
+            "rules": [row.to_json() for row in self.rows],
             **by_kind,
             "totals": {
                 "used": self.num_used,
@@ -247,11 +248,7 @@ class Plan:
                 "bytes_head": self.bytes_head,
                 "shards": len(self.shards),
             },
-            "needs": {
-                "disk": self.needs.disk,
-                "disk_free": self.needs.disk_free,
-                "ram": self.needs.ram,
-            },
+            "needs": asdict(self.needs),
             "left_missing": list(self.missing),
             "notes": list(self.notes),
             "ok": self.ok,

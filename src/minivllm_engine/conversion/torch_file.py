@@ -119,8 +119,8 @@ CONTAINERS = (
 )
 AVERAGED = ("ema", "model_ema", "ema_state_dict")
 
-# Levels of dictionaries in which tensors are looked for.
-_DEEPEST = 4
+# Levels of dictionaries in which tensors are looked for, and of containers around weights.
+_DEEPEST, _DEEPEST_CONTAINER = 4, 16
 
 # What trainers keep beside the weights, and no model needs.
 _BESIDE = re.compile(
@@ -177,9 +177,9 @@ def load_torch_file(
     entered = () if state_key is None else find_weights_key(file, root, state_key)
     level, seen = walk(root, entered), set[int]()
     while isinstance(level, Mapping):
-        if id(level) in seen:
+        if id(level) in seen or len(entered) > _DEEPEST_CONTAINER:
             raise CheckpointError(
-                f"{file} holds a dictionary that holds itself",
+                f"{file} holds a dictionary that holds itself, or very many",
                 why=f"under {escape('.'.join(entered))}",
                 hint=FLAT,
             )

@@ -283,6 +283,25 @@ def test_a_mapping_file_teaches_names(here: Run, src: Path) -> None:
     assert here(own, "dst", "--check").code == 0  # the manifest has the mapping
 
 
+def test_the_line_that_is_proposed_works_as_it_stands(here: Run, src: Path) -> None:
+    expected = random_tensors(tiny_config(), prefix=TEXT)
+    own = {name.replace("mlp.up_proj", "mlp.w3"): tensor for name, tensor in expected.items()}
+    torch.save(own, "p.pt")
+    Path("config.json").write_text(json.dumps(tiny_config()))
+    done = here("p.pt", "dst")
+    assert done.code == 5
+    hint, line = done.err_lines[-1].split(" the line ")
+    assert hint == "try: --mapping FILE with"
+    Path("map.yaml").write_text(line)
+    document = here("p.pt", "dst", "--dry-run", "--json").records[0]
+    assert document["remedy"]["mapping"] == dict([line.split(": ")])
+    assert here("p.pt", "dst", "--mapping", "map.yaml").code == 0
+    written = tensors_of(Path("dst"))
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    again = here("p.pt", "--mapping", "map.yaml", "--dry-run", "--json")
+    assert again.records[0]["remedy"] is None
+
+
 def test_a_layout_that_shapes_cannot_tell_has_to_be_said(here: Run, src: Path) -> None:
     tensors = random_tensors(tiny_config(), prefix=TEXT)
     for i in range(3):

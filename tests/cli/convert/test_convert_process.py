@@ -66,13 +66,13 @@ def test_what_headers_tell_needs_no_torch(
     assert not (real.home / "dst").exists()
 
 
-def test_streams_and_codes_of_a_conversion(real: Program, src: Path) -> None:
+def test_streams_and_codes_of_a_conversion(real: Program, here: Run, src: Path) -> None:
     done = real.run("convert-weights", "src", "dst", *_MANY_SHARDS)
     assert (done.code, done.stdout) == (0, b"dst\n")
     assert b"\x1b" not in done.stderr
     assert len(done.stderr) < 4096
     assert any(line.startswith("write shard 1/") for line in done.err_lines)
-    done = real.run("convert-weights", "src", "quiet", "-q")
+    done = here("src", "quiet", "-q")
     assert (done.code, done.stdout, done.stderr) == (0, b"quiet\n", b"")
 
 

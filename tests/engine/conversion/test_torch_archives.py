@@ -89,6 +89,11 @@ def test_a_dictionary_that_holds_itself(src: Path) -> None:
     itself["model"] = itself
     torch.save(itself, src / "model.pt")
     assert "holds itself" in refused(src).what
+    nested: dict = {"x": torch.zeros(1)}
+    for _ in range(100):
+        nested = {"model": nested}
+    torch.save(nested, src / "model.pt")
+    assert "very many" in refused(src).what
     shared: dict = {"x": torch.zeros(1)}
     for _ in range(40):  # 2**40 ways lead to the tensor
         shared = {"a": shared, "b": shared}
