@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.bench.fitting import Misfit, misfit, sized
 from minivllm_cli.bench.flags import BenchFlags
 from minivllm_cli.bench.preflight import check_uses
@@ -135,8 +135,8 @@ def _is_typed(settings: Settings, path: str) -> bool:
 
 def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     if flags.shape is not None:
-        return engine_factory.prepare_shape(str(flags.shape), settings)
-    return engine_factory.prepare_model(settings)
+        return engine.prepare_shape(str(flags.shape), settings)
+    return engine.prepare_model(settings)
 
 
 def _variants(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:
@@ -178,7 +178,7 @@ def _prepared_for(
 
 def _too_large(settings: Settings, flags: BenchFlags, workloads: Sequence[Workload]) -> TooLarge:
     shape = None if flags.shape is None else str(flags.shape)
-    return TooLarge(settings, workloads, engine_factory.make_planner(settings, shape))
+    return TooLarge(settings, workloads, engine.make_planner(settings, shape))
 
 
 def _fitting(

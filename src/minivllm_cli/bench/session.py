@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.verify import Verifier, VerifyCounts, verify_document, verify_text
 from minivllm_cli.bench.document import (
     GpuWatch,
@@ -110,19 +110,19 @@ class _Session:
 
     def _measure(self) -> None:
         self._interrupts.activity = "measuring the memory's speed"
-        bandwidth = engine_factory.read_bandwidth(self._device)
+        bandwidth = engine.read_bandwidth(self._device)
         prepared = self._plan.prepared
         self._limit = DeviceLimit(prepared, bandwidth)
         self._document["device"] = device_document(prepared, bandwidth)
-        for engine in self._plan.engines:
-            self._run_engine(engine)
+        for run in self._plan.engines:
+            self._run_engine(run)
 
-    def _run_engine(self, engine: EngineRun) -> None:
+    def _run_engine(self, run: EngineRun) -> None:
         self._interrupts.activity = "loading the model"
         self._reporter.update(Progress("loading", detail=self._document["model"]["name"]))
         loading = loading_progress(self._reporter, self._interrupts)
         with self._interrupts.deferred(), loading as show:
-            llm = engine_factory.open_engine(engine.prepared, show)
+            llm = engine.open_engine(run.prepared, show)
         with llm, self._watch.over(llm), self._interrupts.stopping_with(self._on_signal):
             self._interrupts.check()
             self._document["load"] = asdict(llm.load_report)  # of several engines, the last
@@ -130,7 +130,7 @@ class _Session:
                 self._begun = True
                 self._reporter.close()
                 self._writer.begin(self._document, self._plan.reps, self._plan.warmup)
-            for workload, variants in engine.cases:
+            for workload, variants in run.cases:
                 self._warn_of_batch(llm, workload, variants)
                 self._run_case(llm, workload, variants)
 

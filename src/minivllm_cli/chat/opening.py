@@ -15,7 +15,7 @@ from minivllm_cli.chat.prompts import Template
 from minivllm_cli.chat.restore import check_saved_settings, restore
 from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat
 from minivllm_cli.chat.screen import Screen
-from minivllm_cli.chat.session import Chat, check_seed
+from minivllm_cli.chat.session import Chat
 from minivllm_cli.chat.transcript import Transcript
 from minivllm_cli.chat.word_wrap import terminal_columns, wrapped
 from minivllm_cli.command import Invocation
@@ -69,7 +69,6 @@ def open_chat(
     path = prepared.path
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     settings = _with_system_text(settings, prepared.tokenizer)
-    check_seed(settings.source("sampling.seed"), settings.get("sampling.seed"))
     think = _checked_think(run, settings, prepared.tokenizer)
     # No line about a dump at the prompt: it would get between what is typed.
     watch = cache_watch(cache_dump, "chat", settings, prepared, run.console, announce=False)

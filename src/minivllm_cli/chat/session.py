@@ -17,7 +17,6 @@ from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
 from minivllm_cli.config.config_file import Entry
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
-from minivllm_cli.errors import CliError
 from minivllm_engine.core.config import SamplingOptions
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import RequestOutput
@@ -29,18 +28,6 @@ if TYPE_CHECKING:
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
 _SEED_RANGE = 2**31
-
-
-def check_seed(source: str, seed: int) -> None:
-    """Refuse a negative seed: other programs take it for a random one.
-
-    Raises:
-        CliError: it is negative.
-    """
-    if seed < 0:
-        raise CliError(
-            f"{source}: a seed is not negative", hint="leave it out, or null: one is drawn"
-        )
 
 
 class StopFlag:

@@ -5,7 +5,7 @@ import yaml
 from minivllm_cli.chat.parse_line import whole_number
 from minivllm_cli.chat.prompts import way_to_keep_thinking
 from minivllm_cli.chat.repl import Repl
-from minivllm_cli.chat.session import SAMPLING_KEYS, check_seed
+from minivllm_cli.chat.session import SAMPLING_KEYS
 from minivllm_cli.chat.show_commands import describe_thinking, sampling_table, show
 from minivllm_cli.config.schema import check_value
 from minivllm_cli.config.show import shown_value
@@ -148,8 +148,6 @@ def _put(repl: Repl, key: str, raw: object, shown: str, source: str) -> None:
         value, wrong = check_value(path, raw)
         if wrong:
             raise CliError(f"{shown}: {wrong}")
-        if key == "seed":
-            check_seed(shown, value)
         SamplingParams.create(**{key: value})
         chat.put(key, value, source)
     repl.screen.print(f"{key} {shown_value(chat.settings, path)}")

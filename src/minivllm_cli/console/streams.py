@@ -223,7 +223,10 @@ class Results:
         self.open_line = False
         self._name = name
         self._line_was_ended = False
-        self.is_terminal = not file.closed and file.isatty()
+        try:
+            self.is_terminal = file.isatty()
+        except ValueError:
+            self.is_terminal = False
 
     def write(self, data: bytes) -> None:
         """Write all of `data` and flush.

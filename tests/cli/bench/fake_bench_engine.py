@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.bench import document, sampling
 from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.load_report import LoadReport
@@ -244,7 +244,7 @@ class FakeBenchEngine:
 
 @dataclass
 class FakeMachine:
-    """What `engine_factory` gives in a test; `engines` are those that were opened."""
+    """What `engine` gives in a test; `engines` are those that were opened."""
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     engines: list[FakeBenchEngine] = field(default_factory=list)
@@ -256,7 +256,7 @@ class FakeMachine:
         patch.setattr(sampling, "time", clock)
         patch.setattr(document, "environment", _environment)
         patch.setattr(Tokenizer, "from_dir", _tokenizer)
-        real = {name: getattr(engine_factory, name) for name in ("prepare_model", "prepare_shape")}
+        real = {name: getattr(engine, name) for name in ("prepare_model", "prepare_shape")}
 
         def prepare(settings: Settings, command: str) -> PreparedModel:
             return self._placed(real["prepare_model"](self._on_cpu(settings), command), settings)
@@ -268,13 +268,13 @@ class FakeMachine:
             self.engines.append(FakeBenchEngine(prepared, self.behaviour, clock))
             return self.engines[-1]
 
-        patch.setattr(engine_factory, "prepare_model", prepare)
-        patch.setattr(engine_factory, "prepare_shape", prepare_shape)
-        patch.setattr(engine_factory, "open_engine", open_engine)
-        patch.setattr(engine_factory, "read_bandwidth", lambda device: 4e9)
-        patch.setattr(engine_factory, "reset_peak_memory", lambda device: None)
-        patch.setattr(engine_factory, "peak_memory", lambda device: self._peak())
-        patch.setattr(engine_factory, "num_threads", lambda: 2)
+        patch.setattr(engine, "prepare_model", prepare)
+        patch.setattr(engine, "prepare_shape", prepare_shape)
+        patch.setattr(engine, "open_engine", open_engine)
+        patch.setattr(engine, "read_bandwidth", lambda device: 4e9)
+        patch.setattr(engine, "reset_peak_memory", lambda device: None)
+        patch.setattr(engine, "peak_memory", lambda device: self._peak())
+        patch.setattr(engine, "num_threads", lambda: 2)
 
     def _peak(self) -> int | None:
         return 5 << 20 if self.behaviour.device == "cuda" else None

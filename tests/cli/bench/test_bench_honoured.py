@@ -12,7 +12,7 @@ import pytest
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from cli.bench.test_bench_compare import DECODE, RATES, document
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_engine.core.errors import CapacityError
 
 SAVED = Path(__file__).parents[3] / "benchmarks" / "h200" / "stages.json"
@@ -224,14 +224,14 @@ def test_an_engine_that_fails_in_a_replay_keeps_finished_rows(
 def test_a_second_engine_that_cannot_be_opened_keeps_the_rows_of_the_first(
     machine: FakeMachine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = engine_factory.open_engine
+    real = engine.open_engine
 
     def once(*args: Any) -> Any:
         if machine.engines:
             raise CapacityError("no memory is left", hint="--device cpu")
         return real(*args)
 
-    monkeypatch.setattr(engine_factory, "open_engine", once)
+    monkeypatch.setattr(engine, "open_engine", once)
     done = bench("--suite", "stages", *FEW)
     assert done.code == 4
     assert [row["variant"] for row in done.document["rows"]] == ["naive", "kv cache"]

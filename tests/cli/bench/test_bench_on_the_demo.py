@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.bench.conftest import Bench
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.bench import plan
 from minivllm_cli.bench.workload import Workload
 from minivllm_cli.config.bench_options import Length
@@ -17,7 +17,7 @@ FEW = ("--reps", 2, "--warmup", 1, "--json", "-q")
 
 @pytest.fixture(autouse=True)
 def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_factory, "read_bandwidth", lambda device: 10e9)
+    monkeypatch.setattr(engine, "read_bandwidth", lambda device: 10e9)
 
 
 def test_decode_and_its_fraction_of_the_limit(bench: Bench) -> None:

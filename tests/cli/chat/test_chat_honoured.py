@@ -145,6 +145,5 @@ def test_arguments_that_mean_nothing_are_refused(chat):
     run = chat.pipe("--seed", "-1", stdin=b"echo one")
     assert (run.code, run.stdout) == (2, b"")
     assert run.err_lines == [
-        "error: --seed: a seed is not negative",
-        "try: leave it out, or null: one is drawn",
+        "error: --seed -1: sampling.seed: should be greater than or equal to 0"
     ]
