@@ -1,12 +1,13 @@
 """Versions of minivllm and its libraries, and the devices: for reports."""
 
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from minivllm_engine import __version__
-from minivllm_engine.memory.nvidia_smi import command_output, list_gpus
+from minivllm_engine.memory.devices import list_gpus
 
 _LIBRARIES = (
     "torch",
@@ -39,7 +40,12 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    return command_output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def _gpus() -> list[dict[str, Any]]:

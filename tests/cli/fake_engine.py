@@ -123,7 +123,9 @@ class FakeEngine:
             request.cache_use = self._use(request)
         self._arrived += len(requests)
         end_ids = frozenset() if resolved.ignore_eos else frozenset(self.tokenizer.eos_ids)
-        answer = RequestState(request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat)
+        answer = RequestState(
+            request_id, requests, self.tokenizer, end_ids, split_reasoning=is_chat
+        )
         self._answers[request_id] = answer
         script = _script(self.tokenizer.decode(ids))
         for request in requests:

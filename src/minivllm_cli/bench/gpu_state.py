@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from minivllm_engine.memory.nvidia_smi import GpuState, gpu_state
+from minivllm_engine.memory.devices import GpuState, gpu_state
 
 _SLOW_CLOCK = 0.9
 

@@ -3,13 +3,13 @@
 import logging
 
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.errors import CapacityError, ConfigError
+from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.units import format_size
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory, physical_memory
-from minivllm_engine.memory.fit import Fit, fit
+from minivllm_engine.memory.devices import DeviceMemory, host_memory, physical_memory
+from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.remedies import Planner, Remedy, changed, find_remedies
 from minivllm_engine.memory.sizes import kv_bytes_per_token, slot_bytes
+from minivllm_engine.memory.suggest import find_remedies
 from minivllm_engine.model_config.config import ModelConfig
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "physical_memory",
     "plan_memory",
     "plan_warnings",
+    "planner_of",
     "refusal",
     "slot_bytes",
     "try_plan",
@@ -61,29 +62,12 @@ def try_plan(
         ConfigError: `max_model_len` is beyond what the model's positions are made for.
     """
 
-    def plan(other: EngineConfig) -> Fit:
-        return fit(model, other, device, tied=model.tie_word_embeddings if tied is None else tied)
-
-    longest = config.engine.max_model_len
-    if longest is not None and longest > model.max_position_embeddings:
-        raise _beyond_positions(model, config, plan)
-    return plan(config)
+    return planner_of(model, device, tied)(config)
 
 
-def _beyond_positions(model: ModelConfig, config: EngineConfig, plan: Planner) -> ConfigError:
-    """The error, with the longest sequence there can be; or what else to change for the memory at hand."""
-    most = ("engine.max_model_len", str(model.max_position_embeddings))
-    within = changed(config, Remedy((most,)))
-    if plan(within).ok:
-        remedies = [Remedy((most,))]
-    else:
-        found = find_remedies(within, plan)
-        remedies = [Remedy(tuple(dict((most, *one.changes)).items())) for one in found]
-    return ConfigError(
-        f"engine.max_model_len {config.engine.max_model_len} is beyond the model's positions",
-        why=f"its config.json has max_position_embeddings {model.max_position_embeddings}",
-        hint=", or ".join(map(str, remedies)) or None,
-    )
+def planner_of(model: ModelConfig, device: DeviceMemory, tied: bool | None = None) -> Planner:
+    """Return the planner of a model on a device; without `tied` the config's word is taken for it."""
+    return Planner(model, device, model.tie_word_embeddings if tied is None else tied)
 
 
 def plan_warnings(result: Fit, config: EngineConfig) -> list[str]:
@@ -113,8 +97,8 @@ def refusal(
 ) -> CapacityError:
     """The error for a `result` that is not ok: the pool, the numbers, and changes that work."""
     device = result.plan.device
-    remedies = find_remedies(config, lambda other: try_plan(model, other, device, tied=tied))
-    what, why = _what_does_not_fit(config, result, remedies)
+    remedies = find_remedies(config, planner_of(model, device, tied))
+    what, why = _what_does_not_fit(config, result, {one.key: one.value for one in remedies})
     if device.processes:
         biggest = max(device.processes, key=lambda process: process.num_bytes)
         who = biggest.name if biggest.pid is None else f"pid {biggest.pid} ({biggest.name})"
@@ -123,7 +107,7 @@ def refusal(
 
 
 def _what_does_not_fit(
-    config: EngineConfig, result: Fit, remedies: tuple[Remedy, ...]
+    config: EngineConfig, result: Fit, fitting: dict[str, str]
 ) -> tuple[str, str]:
     """Names what was set too large, if one key is to blame, else the sum of everything."""
     plan = result.plan
@@ -131,7 +115,6 @@ def _what_does_not_fit(
     pools = f"all pools together get {format_size(plan.memory)}"
     if plan.memory <= 0:
         pools = f"weights {weights} and activations {activations} leave nothing for the pools"
-    fitting = dict(remedy.changes[0] for remedy in remedies if len(remedy.changes) == 1)
     engine, cache = config.engine, config.cache
     if "engine.max_num_seqs" in fitting:
         return (

@@ -13,11 +13,11 @@ from cli.program import REAL, TESTS, Program
 from engine.memory.test_memory_plan import GIB, LARGE, MIB, gpu
 from engine.memory.test_memory_plan_refusals import random_case
 from minivllm_cli.errors import CliError
-from minivllm_cli.inspect_cache.recalibration import check_has_graphs, recalibrate
+from minivllm_cli.inspect_cache.solve import check_has_graphs, recalibrate
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.load_report import LoadReport
-from minivllm_engine.memory.device_memory import host_memory
+from minivllm_engine.memory.devices import host_memory
 from minivllm_engine.memory.fit import Fit
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.plan import try_plan

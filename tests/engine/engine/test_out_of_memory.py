@@ -8,10 +8,9 @@ from minivllm_engine import llm as llm_module
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.engine import out_of_memory as out_of_memory
 from minivllm_engine.engine import prepare
-from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess
-from minivllm_engine.memory.nvidia_smi import Gpu
+from minivllm_engine.memory.devices import DeviceMemory, DeviceProcess, Gpu
 from minivllm_engine.memory.plan import try_plan
-from minivllm_engine.memory.remedies import Remedy, changed
+from minivllm_engine.memory.suggest import Remedy, changed
 
 GIB = 2**30
 SAID = (
@@ -57,7 +56,7 @@ def test_a_share_that_is_too_small_for_the_model_is_not_proposed(
     model_config = prepare.prepare(tiny_model, EngineConfig.create()).model_config
 
     def fits(share: float) -> bool:
-        remedy = Remedy((("engine.gpu_memory_utilization", f"{share:.2f}"),))
+        remedy = Remedy("engine.gpu_memory_utilization", f"{share:.2f}")
         config = changed(EngineConfig.create(), remedy)
         return try_plan(model_config, config, a_card_that_runs_out).ok
 

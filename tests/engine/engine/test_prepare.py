@@ -13,7 +13,7 @@ import pytest
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import BackendUnavailable, CheckpointError, ConfigError
 from minivllm_engine.engine.prepare import prepare
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 
 
 @pytest.fixture

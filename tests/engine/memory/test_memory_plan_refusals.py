@@ -4,23 +4,20 @@ import random
 from collections import Counter
 
 import pytest
-from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 
+from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
-from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess, host_memory
-from minivllm_engine.memory.plan import plan_memory, try_plan
-from minivllm_engine.memory.remedies import Remedy, changed, find_remedies
+from minivllm_engine.memory.devices import DeviceMemory, DeviceProcess, host_memory
+from minivllm_engine.memory.plan import plan_memory
+from minivllm_engine.memory.suggest import Remedy, changed
 from minivllm_engine.model_config.config import ModelConfig
 
 
 def remedies_in(hint: str) -> list[Remedy]:
-    """The remedies of a printed hint: `--set a=1 --set b=2, or --set c=3`."""
-    found = []
-    for part in hint.split(", or "):
-        pairs = [word.partition("=")[::2] for word in part.split() if word != "--set"]
-        found.append(Remedy(tuple(pairs)))
-    return found
+    """The remedies of a printed hint: `--set a=1, or --set c=3`."""
+    parts = [part.removeprefix("--set ").partition("=") for part in hint.split(", or ")]
+    return [Remedy(key, value) for key, _, value in parts]
 
 
 def refused(
@@ -88,42 +85,16 @@ def test_k15_a_length_beyond_the_positions_comes_with_ones_that_fit() -> None:
         model, device, config = random_case(rng)
         beyond = str(model.max_position_embeddings + 1)
         with pytest.raises(ConfigError) as caught:
-            plan_memory(model, changed(config, Remedy((("engine.max_model_len", beyond),))), device)
+            plan_memory(model, changed(config, Remedy("engine.max_model_len", beyond)), device)
         hint = caught.value.hint
         outcomes["silent" if hint is None else "with remedies"] += 1
         for remedy in remedies_in(hint) if hint else ():
-            length = dict(remedy.changes)["engine.max_model_len"]
-            outcomes["shorter"] += int(length) < model.max_position_embeddings
-            outcomes["more changes"] += len(remedy.changes) > 1
+            assert remedy.key == "engine.max_model_len"
+            outcomes["shorter"] += int(remedy.value) < model.max_position_embeddings
             again = refused(model, device, changed(config, remedy))
             assert again is None, f"{config} on {device}: {remedy}: {again}"
-    assert outcomes["with remedies"] > 60
+    assert outcomes["with remedies"] > 30
     assert outcomes["shorter"] > 10
-    assert outcomes["more changes"] > 10
-
-
-def test_k15_nothing_is_suggested_only_where_nothing_helps() -> None:
-    rng = random.Random(1)
-    silent = 0
-    for _ in range(200):
-        model, device, config = random_case(rng)
-        error = refused(model, device, config)
-        if error is None or error.hint is not None:
-            continue
-        silent += 1
-        smallest = EngineConfig.create(
-            engine={
-                "max_num_seqs": 1,
-                "max_model_len": 2,
-                "dtype": "bf16",
-                "state_dtype": "bf16",
-                "max_num_batched_tokens": 64,
-                "gpu_memory_utilization": 0.98,
-            },
-            cache={"snapshot_memory": 0, "block_size": config.cache.block_size},
-        )
-        assert not try_plan(model, smallest, device).ok
-    assert silent > 5
 
 
 @pytest.mark.parametrize(
@@ -156,8 +127,9 @@ def test_k14_too_many_sequences_name_the_pool_and_the_largest_value(device) -> N
     with pytest.raises(CapacityError) as caught:
         plan(LARGE, device, engine={"max_num_seqs": 5000})
     assert caught.value.what.startswith("max_num_seqs 5000 needs 5000 state slots (")
-    ((key, value),) = remedies_in(caught.value.hint)[0].changes
-    assert key == "engine.max_num_seqs"
+    remedy = remedies_in(caught.value.hint)[0]
+    assert remedy.key == "engine.max_num_seqs"
+    value = remedy.value
     assert caught.value.what.endswith(f"; {value} fit")
     assert plan(LARGE, device, engine={"max_num_seqs": int(value)}).max_num_seqs == int(value)
     with pytest.raises(CapacityError):
@@ -168,7 +140,7 @@ def test_the_smallest_change_is_the_one_that_is_offered() -> None:
     config = {"max_model_len": 200_000, "cpu_memory": "1GiB", "max_num_seqs": 4}
     with pytest.raises(CapacityError) as caught:
         plan(LARGE, engine=config)
-    values = dict(r.changes[0] for r in remedies_in(caught.value.hint) if len(r.changes) == 1)
+    values = {remedy.key: remedy.value for remedy in remedies_in(caught.value.hint)}
     longest = int(values["engine.max_model_len"])
     assert plan(LARGE, engine={**config, "max_model_len": longest}).max_model_len == longest
     with pytest.raises(CapacityError):
@@ -177,17 +149,6 @@ def test_the_smallest_change_is_the_one_that_is_offered() -> None:
     assert plan(LARGE, engine={**config, "cpu_memory": least}).memory == least
     with pytest.raises(CapacityError):
         plan(LARGE, engine={**config, "cpu_memory": least - MIB})
-
-
-def test_what_needs_two_changes_gets_two() -> None:
-    config = EngineConfig.create(
-        engine={"max_num_seqs": 5000, "cpu_memory": "20GiB", "max_model_len": 100_000}
-    )
-    device = host_memory(6 * GIB)
-    remedies = find_remedies(config, lambda other: try_plan(LARGE, other, device))
-    assert remedies and all(len(remedy.changes) > 1 for remedy in remedies)
-    for remedy in remedies:
-        assert try_plan(LARGE, changed(config, remedy), device).ok
 
 
 def test_where_nothing_helps_nothing_is_suggested() -> None:
