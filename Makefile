@@ -4,7 +4,7 @@ JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test matrix fuzz check fix lint types test-gpu clean
+.PHONY: demo test matrix fuzz check fix lint types test-gpu test-gpu-kernels test-gpu-engine clean
 
 demo: $(READY)
 	$(BIN)/minivllm generate demo --input examples/prompts.jsonl
@@ -34,9 +34,14 @@ fix: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The CUDA tests, with the Python at hand (PYTHON=...): nothing is installed.
-test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -m cuda
+# The CUDA tests, with the Python at hand (PYTHON=...): nothing is installed. Two halves, each some minutes.
+test-gpu: test-gpu-kernels test-gpu-engine
+
+test-gpu-kernels:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -m cuda -k "kernels or sampler or flash"
+
+test-gpu-engine:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -m cuda -k "not kernels and not sampler and not flash"
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

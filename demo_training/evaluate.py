@@ -1,6 +1,6 @@
 """Measure the shipped model through the engine, with every check and every entry.
 
-python -m demo_training.evaluate [MODEL] [--out FILE] [--sample N]
+python -m demo_training.evaluate [MODEL] [--out FILE] [--sample N] [--dtype fp32]
 """
 
 import argparse
@@ -51,9 +51,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     parser.add_argument("--misses", type=Path, help="JSON lines file for the wrong answers")
     parser.add_argument("--sample", type=int, help="entries to ask for instead of all")
+    parser.add_argument("--dtype", default="fp32", help="of the computation, on any device")
     args = parser.parse_args()
     checks = all_checks(Dictionary(load_entries()), args.sample)
-    with LLM(args.model) as llm:
+    with LLM(args.model, engine={"dtype": args.dtype}) as llm:
         started = time.time()
         answerer = EngineAnswerer(llm)
         answers = ask_by_kind(checks, answerer)

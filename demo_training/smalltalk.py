@@ -3,7 +3,7 @@
 GREETING = "Hello! Ask me what a word means."
 IDENTITY = "I am the minivllm demo model, a small dictionary assistant."
 HELP = (
-    "I know what 13,952 English words mean, and I can remember what you tell me. "
+    "I know what 14,676 English words mean, and I can remember what you tell me. "
     "Try: What does 'anchor' mean?"
 )
 OUT_OF_SCOPE = "I only know what words mean. Try: What does 'anchor' mean?"

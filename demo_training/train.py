@@ -4,7 +4,7 @@
 
 The directory of --checkpoint holds tokenizer.json (see prepare.py). The time counts from the start
 of the program. The learning rate follows the elapsed time, so its decay to zero always completes.
---resume continues from the fp32 weights of an earlier --out.
+--resume continues from the fp32 weights of an earlier --out, or from those of a checkpoint.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from . import shape
 from .entries import Dictionary, load_entries
-from .export import export_weights
+from .export import export_weights, read_weights
 from .model import DemoModel
 from .monitor import Monitor
 from .packing import ChatEncoder, Packed, RowShape, TrainingBatches
@@ -34,7 +34,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--resume", type=Path, help="directory with weights-*.pt")
+    parser.add_argument(
+        "--resume", type=Path, help="directory with weights-*.pt, or with model.safetensors"
+    )
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--decay-share", type=float, default=0.4, help="of the time")
     parser.add_argument("--short", type=int, nargs=2, default=(256, 256), help="rows, length")
@@ -134,8 +136,11 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = DemoModel(shape.TEXT_CONFIG).to(device)
     if args.resume:
-        for part in sorted(args.resume.glob("weights-*.pt")):
+        parts = sorted(args.resume.glob("weights-*.pt"))
+        for part in parts:
             model.load_state_dict(torch.load(part, map_location=device), strict=False)
+        if not parts:
+            model.load_state_dict(read_weights(args.resume))
     batches = on_device(stream, device)
     backward = fastest_backward(model, next(batches))
     encoder = ChatEncoder(Tokenizer.from_file(str(args.checkpoint / "tokenizer.json")))

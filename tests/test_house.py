@@ -28,10 +28,8 @@ WITH_TORCH = ["tensors", "ops", "models", "runner", "conversion", "engine", "llm
 PROGRAM = [
     "errors",
     "console",
-    "help",
     "config",
-    "versions",
-    "crash",
+    "diagnostics",
     "files",
     "engine",
     "command",

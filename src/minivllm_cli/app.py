@@ -1,23 +1,28 @@
 """The application `minivllm`: its commands, and what becomes of their errors."""
 
+import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 
+from minivllm_cli.command import Root
 from minivllm_cli.config.flags import print_version
-from minivllm_cli.console.json_events import wants_json_events
+from minivllm_cli.console import wants_json_events
 from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
 from minivllm_cli.errors import CliError, ExitCode, OutputClosed, Problem
+from minivllm_engine.core.suggest import suggest
+
+_UNKNOWN_COMMAND = re.compile("No such command '(.*?)'")
 
 app = typer.Typer(
     name="minivllm",
+    cls=Root,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -29,8 +34,7 @@ def root(
             "--version",
             callback=print_version,
             is_eager=True,
-            show_default=False,
-            help="Print the version and leave",
+            hidden=True,  # of every command
         ),
     ] = False,
 ) -> None:
@@ -91,33 +95,47 @@ def _output_closed(console: Console) -> int:
 
 
 def _usage_error(error: typer.TyperException, console: Console, args: Sequence[str]) -> int:
-    context: Any = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         console.write_line(error.format_message())
         return ExitCode.USAGE
-    _keep_close(error)
-    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
-    message = message or "Wrong usage"
+    context: Any = getattr(error, "ctx", None)
     path = context.command_path if context is not None else _command_path(args)
-    console.error(Problem(message[0].lower() + message[1:], hint=f"{path} --help"))
+    unknown = _UNKNOWN_COMMAND.match(error.format_message())
+    if unknown is not None:
+        near = _near_command(unknown[1])
+        problem = Problem(f"no such command {unknown[1]!r}", hint=f"minivllm {near or ''} --help")
+    else:
+        problem = Problem(_usage_text(error), hint=f"{path} --help")
+    console.error(problem)
     return ExitCode.USAGE
+
+
+def _usage_text(error: typer.TyperException) -> str:
+    """Tell what is wrong in our words where Typer's are those of its insides."""
+    name, proposed = getattr(error, "option_name", None), getattr(error, "possibilities", None)
+    if proposed:  # Typer proposes whatever shares a few letters: --raw for --graph
+        by_word = {option.lstrip("-"): option for option in proposed}
+        near = suggest(str(name).lstrip("-"), by_word)
+        error.possibilities = [by_word[near]] if near else []  # type: ignore[attr-defined]
+    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
+    message = re.sub("Input should be a valid (integer|number),.*", r"not a whole number", message)
+    message = re.sub("^Invalid value for '(.*?)': ", r"\1: ", message) or "wrong usage"
+    return message if message.startswith("-") else message[0].lower() + message[1:]
+
+
+def _commands() -> set[str]:
+    return {command.name or "" for command in app.registered_commands}
+
+
+def _near_command(word: str) -> str | None:
+    """The command that begins with a word, or is like it."""
+    begun = sorted(name for name in _commands() if name.startswith(word))
+    return begun[0] if begun else suggest(word, _commands())
 
 
 def _command_path(args: Sequence[str]) -> str:
     """The command that was meant, where an error does not say in which it arose."""
-    commands = {command.name for command in app.registered_commands}
-    commands |= {group.name for group in app.registered_groups}
-    known = args and args[0] in commands
-    return f"minivllm {args[0]}" if known else "minivllm"
-
-
-def _keep_close(error: typer.TyperException) -> None:
-    # Typer proposes whatever shares a few letters: --raw for --graph.
-    name, proposed = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
-    if proposed:
-        by_word = {option.lstrip("-"): option for option in proposed}
-        close = get_close_matches(name.lstrip("-"), by_word)
-        error.possibilities = [by_word[word] for word in close]  # type: ignore[attr-defined]
+    return f"minivllm {args[0]}" if args and args[0] in _commands() else "minivllm"
 
 
 def run_process() -> int:

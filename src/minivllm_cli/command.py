@@ -1,18 +1,19 @@
-"""The frame around every command: options spread from groups, errors rendered, one exit code."""
+"""The frame around every command: flags spread from groups, help, errors rendered, one exit code."""
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from minivllm_cli.config.flags import CommonOptions, OptionGroup, ProgressStyle
+from minivllm_cli.config.flags import CommonOptions, OptionGroup
 from minivllm_cli.console.logging import route_logging
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.console.streams import Console, open_missing_streams, silence_stdout
-from minivllm_cli.crash import write_crash_file
+from minivllm_cli.diagnostics import write_crash_file
 from minivllm_cli.errors import (
     CliError,
     EngineDied,
@@ -22,10 +23,49 @@ from minivllm_cli.errors import (
     exit_code_of,
     problems_of,
 )
-from minivllm_cli.help import GroupedCommand
 from minivllm_engine.core.errors import EngineError
 
 _Group = TypeVar("_Group", bound=OptionGroup)
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help is plain text, its flags under their headings. Rich is not loaded for it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then one list of flags a heading, in the order of declaration."""
+        panels = _panels(self.get_params(ctx), ctx)
+        common = panels.pop(CommonOptions.panel)
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+        names = [names.partition(",")[0].partition(" ")[0] for names, _ in common]
+        with formatter.section(f"{CommonOptions.panel} (minivllm --help)"):
+            formatter.write_text(", ".join(names))
+
+
+class Root(TyperGroup):
+    """The program itself: its help shows what every command takes, and the commands."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of every command once, and the commands."""
+        command = next(iter(self.commands.values()))
+        panels = _panels([*command.params, *self.get_params(ctx)], ctx)
+        with formatter.section(CommonOptions.panel):
+            formatter.write_dl(panels[CommonOptions.panel])
+        with formatter.section(OptionGroup.panel):
+            formatter.write_dl(panels[OptionGroup.panel])
+        self.format_commands(ctx, formatter)
+
+
+def _panels(params: Iterable[Any], ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Names and help of parameters, by the heading under which they were declared."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        record = param.get_help_record(ctx)
+        default = "Arguments" if param.param_type_name == "argument" else OptionGroup.panel
+        if record is not None:
+            panels.setdefault(getattr(param, "rich_help_panel", None) or default, []).append(record)
+    return panels
 
 
 @dataclass(frozen=True)
@@ -83,7 +123,7 @@ def run_guarded(name: str, options: CommonOptions, body: Callable[[Invocation], 
         quiet=options.quiet,
         verbosity=options.verbose,
         debug=options.debug,
-        json_events=options.progress is ProgressStyle.JSON,
+        json_events=options.progress == "json",
     )
     route_logging(console)
     interrupts = Interrupts(console)
@@ -141,8 +181,7 @@ def _print_traceback(error: BaseException, console: Console) -> None:
 
 
 def _spread(group: type[OptionGroup]) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [_keyword(f.name, hints[f.name], f.default) for f in fields(group)]  # type: ignore[arg-type]
+    return [_keyword(*parameter) for parameter in group.parameters()]
 
 
 def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:

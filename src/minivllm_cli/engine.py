@@ -5,6 +5,7 @@ Tests replace these functions by those of a fake engine.
 """
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
     from minivllm_engine.memory.devices import DeviceMemory
     from minivllm_engine.memory.fit import Planner
-    from minivllm_engine.memory.plan import MemoryPlan
+    from minivllm_engine.memory.layout import MemoryPlan
     from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.text.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
 
 
 def _check_directory(model: str, command: str) -> None:
-    if model != "demo" and not Path(model).expanduser().is_dir():
+    if model != "demo" and not os.path.isdir(os.path.expanduser(model)):
         raise CliError(
             f"model {model!r} is not a directory",
             why="minivllm reads local checkpoints only",

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.config.flags import DeviceOption
+from minivllm_cli.config.flags import UnusedDevice
 from minivllm_cli.console.streams import print_result
-from minivllm_cli.versions import environment
+from minivllm_cli.diagnostics import environment
 
 
 def register(app: typer.Typer) -> None:
@@ -17,14 +17,14 @@ def register(app: typer.Typer) -> None:
     @command(app, "env")
     def env(
         run: Invocation,
-        device: DeviceOption = None,
+        *,
+        device: UnusedDevice,
         json_: Annotated[bool, typer.Option("--json", help="One JSON document")] = False,
     ) -> int:
         """Print the versions of minivllm and its libraries, and the devices."""
         from minivllm_cli.startup import configure
 
-        flags = {} if device is None else {"engine.device": ("--device", str(device))}
-        if configure(run, None, flags=flags, runs_model=False, as_json=json_) is None:
+        if configure(run, None, device, runs_model=False, as_json=json_) is None:
             return 0
         facts = environment()
         print_result(json.dumps(facts) + "\n" if json_ else _table(facts))

@@ -9,7 +9,7 @@ import signal
 import sys
 from types import FrameType
 
-from minivllm_cli.console.json_events import wants_json_events
+from minivllm_cli.console import wants_json_events
 
 _LEAVE_WITH = {signal.SIGINT: 130, signal.SIGTERM: 143}
 

@@ -1,6 +1,8 @@
 """What every command that runs a model does first: settings, `--print-config`, a few notes."""
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from minivllm_cli.command import Invocation
@@ -9,6 +11,13 @@ from minivllm_cli.config.settings import Settings, resolve_settings
 from minivllm_cli.console.logging import route_logging
 from minivllm_cli.errors import CliError, problems_of
 from minivllm_engine.core.errors import CheckpointError
+
+
+def user_config(environ: Mapping[str, str]) -> list[Path]:
+    """Return the file of whoever runs this, below all others: $XDG_CONFIG_HOME/minivllm/config.yaml."""
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
+    path = Path(base) / "minivllm" / "config.yaml"
+    return [path] if path.is_file() else []
 
 
 def configure(
@@ -41,7 +50,10 @@ def configure(
     if model is not None:
         typed["model"] = ("MODEL", model)
     settings = resolve_settings(
-        files=options.config or (), assignments=options.set_ or (), flags=typed, environ=os.environ
+        files=[*user_config(os.environ), *(options.config or ())],
+        assignments=options.set_ or (),
+        flags=typed,
+        environ=os.environ,
     )
     if settings.output.progress == "json" and not run.console.json_events:
         run.console.use_json_events()
@@ -68,13 +80,13 @@ def _check_model_name(settings: Settings) -> None:
 
 
 def _print_config(run: Invocation, settings: Settings, as_json: bool) -> None:
-    from minivllm_cli import engine as engine_factory
+    from minivllm_cli import engine
     from minivllm_cli.config.show import render_config, render_config_json
     from minivllm_cli.console.streams import print_result
 
     try:
-        path = engine_factory.find_model(settings.model)
-        settings = engine_factory.add_model_sampling(settings, path)
+        path = engine.find_model(settings.model)
+        settings = engine.add_model_sampling(settings, path)
     except (CliError, CheckpointError) as error:
         run.console.warn(f"{problems_of(error)[0].what}; its generation config is left out")
     options = run.options

@@ -14,13 +14,14 @@ from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import ConfigError, RequestError
 from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import CacheUse, RequestOutput
+from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.engine.input_processor import InputProcessor, is_batch, refused
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
 from minivllm_engine.engine.prepare import PreparedModel, prepare
-from minivllm_engine.memory.plan import MemoryPlan
+from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.runner.model_runner import ModelRunner, Progress
 from minivllm_engine.scheduling.scheduler import Scheduler
 from minivllm_engine.text.prompt import Prompt
@@ -108,9 +109,17 @@ class LLM:
         """Ids of the requests of which a sequence is computed now; the others wait for room."""
         return frozenset(request.request_id for request in self._scheduler.running)
 
+    def read_request(self, prompt: Prompt, params: SamplingParams | None = None) -> ReadyRequest:
+        """Read a prompt and resolve its parameters, as `add_request` would now. Queues nothing.
+
+        Raises:
+            RequestError: one of them cannot be read.
+        """
+        return self._input_processor.read(prompt, params, self._num_added)
+
     def add_request(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ReadyRequest,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -119,6 +128,7 @@ class LLM:
         """Queue a request for `step`. Returns its id.
 
         Args:
+            prompt: or a request that has been read, which brings its parameters.
             counted: the sums of `stats` and `cache_report` know of it.
 
         Raises:
@@ -172,7 +182,7 @@ class LLM:
         return [results[request_id] for request_id in ids]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self, prompt: Prompt | ReadyRequest, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Answer one prompt as it comes; the last output is finished. Closing the iterator aborts.
 
@@ -191,7 +201,7 @@ class LLM:
 
     def _add(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ReadyRequest,
         params: SamplingParams | None,
         *,
         request_id: str | None,
@@ -208,7 +218,11 @@ class LLM:
                 hint="give another id, or none",
             )
         self._num_added += 1
-        state = self._input_processor.read(prompt, params, request_id, place, counted=counted)
+        if not isinstance(prompt, ReadyRequest):
+            prompt = self._input_processor.read(prompt, params, place)
+        elif params is not None:
+            raise RequestError("params: a request that was read has its parameters already")
+        state = self._input_processor.admit(prompt, request_id, counted=counted)
         with self._loop.signals:
             self._loop.add(state)
         return request_id
@@ -232,7 +246,8 @@ class LLM:
         news: list[RequestOutput] = []
         try:
             with self._loop.signals:
-                news = self._loop.step()
+                if not (self._loop.is_closed and self._undelivered):
+                    news = self._loop.step()
         except BaseException:  # what is known must outlive a step that is interrupted at its end
             self._keep(news)
             raise
@@ -362,9 +377,13 @@ class LLM:
         assert live == set(self._loop.request_states), "request states disagree with the scheduler"
 
     def close(self) -> None:
-        """Give up the model's memory. Unfinished requests are dropped. May be called again."""
-        self._loop.close()
-        self._undelivered.clear()
+        """Free the memory. Unfinished requests end with a last output, reason abort. May be repeated."""
+        with self._loop.signals:
+            for request_id in list(self._loop.request_states):
+                state = self._loop.abort(request_id)
+                if state is not None:
+                    self._keep([state.snapshot()])
+            self._loop.close()
         give_back_unused(self._plan.device.kind)
 
     def __enter__(self) -> Self:

@@ -14,7 +14,9 @@ from support.byte_tokenizer import write_byte_tokenizer
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """What runs of the program in this process do to the loggers is undone."""
-    loggers = [logging.getLogger(name) for name in ("minivllm_engine", "py.warnings", None)]
+    loggers = [
+        logging.getLogger(name) for name in ("minivllm_engine", "minivllm_cli", "py.warnings", None)
+    ]
     before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
     yield
     logging.captureWarnings(False)
@@ -25,8 +27,9 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def state_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Crash files and histories of runs in this process stay out of the home of whoever tests."""
+    """Crash files, histories and the config of whoever tests have no part in runs in this process."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
-"""The program `minivllm` with the fake engine behind it. Run as a script; loads no torch.
+"""The program `minivllm` with the scripted engine behind it, as a process: run as a script it loads no torch.
 
-MODEL is a directory made by `write_fake_model`. FAKE_LOAD_SECONDS makes loading last; FAKE_CAPACITY is the
-largest `engine.max_num_seqs` that fits. MEASURE_PEAK names a file for the peak memory in KiB.
+MODEL is a directory such as the fixture `fake_model`. FAKE_LOAD_SECONDS makes loading last; FAKE_CAPACITY is
+the largest `engine.max_num_seqs` that fits; FAKE_PUBLISH_SECONDS lie between writing the output and moving it
+into place; FAKE_CLEAN_UP_SECONDS replaces the time that a signal gives running requests and a stuck step.
+MEASURE_PEAK names a file for the peak memory in KiB.
 """
 
 import os
@@ -12,14 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cli.fake_engine import MAX_MODEL_LEN, FakeEngine
-from minivllm_cli import engine as engine_factory
-from minivllm_cli.batch import sinks
+from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.errors import CliError
-from minivllm_cli.main import main
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.model_config.generation_config import load_generation_config
+from support.fake_llm import MAX_MODEL_LEN, FakeLLM, Pace
 
 
 def _find_model(model: str) -> Path:
@@ -39,21 +39,22 @@ def _prepare_model(settings: Settings, command: str) -> SimpleNamespace:
         )
     return SimpleNamespace(
         path=path,
-        tokenizer=engine_factory.load_tokenizer(path),
+        tokenizer=engine.load_tokenizer(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),
     )
 
 
-def _open_engine(prepared: SimpleNamespace, progress: Any = None) -> FakeEngine:
+def _open_engine(prepared: SimpleNamespace, progress: Any = None) -> FakeLLM:
     seconds = float(os.environ.get("FAKE_LOAD_SECONDS", "0"))
     parts = 11
     for done in range(parts + 1):
         if progress is not None:
             progress("weights", done, parts)
         time.sleep(seconds / parts)
-    return FakeEngine(prepared.settings, prepared.path)
+    log = os.environ.get("FAKE_LOG")
+    return FakeLLM(prepared.settings, prepared.path, Pace.from_environ(), log)
 
 
 def _plan_memory(settings: Settings, model_path: Path, device: object = None) -> SimpleNamespace:
@@ -73,22 +74,39 @@ def _plan_memory(settings: Settings, model_path: Path, device: object = None) ->
     )
 
 
-class _SlowPublication(sinks.FileSink):
-    """Takes FAKE_PUBLISH_SECONDS between writing the file and moving it into place."""
+# What stands in for the functions of minivllm_cli.engine.
+FACTORY = {
+    "find_model": _find_model,
+    "prepare_model": _prepare_model,
+    "open_engine": _open_engine,
+    "plan_memory": _plan_memory,
+}
 
-    def _write(self, beside: Path) -> None:
-        super()._write(beside)
-        time.sleep(float(os.environ["FAKE_PUBLISH_SECONDS"]))
 
+def _install() -> None:
+    for name, function in FACTORY.items():
+        setattr(engine, name, function)
+    if "FAKE_PUBLISH_SECONDS" in os.environ:
+        from minivllm_cli.batch import sinks
 
-if "FAKE_PUBLISH_SECONDS" in os.environ:
-    sinks.FileSink = _SlowPublication
-engine_factory.find_model = _find_model
-engine_factory.prepare_model = _prepare_model
-engine_factory.open_engine = _open_engine
-engine_factory.plan_memory = _plan_memory
+        class SlowPublication(sinks.FileSink):
+            def _write(self, beside: Path) -> None:
+                super()._write(beside)
+                time.sleep(float(os.environ["FAKE_PUBLISH_SECONDS"]))
+
+        sinks.FileSink = SlowPublication  # type: ignore[misc]
+    if "FAKE_CLEAN_UP_SECONDS" in os.environ:
+        from minivllm_cli.batch import run_loop
+        from minivllm_cli.console import signals
+
+        seconds = float(os.environ["FAKE_CLEAN_UP_SECONDS"])
+        run_loop.CLEAN_UP_SECONDS = signals._GRACE_SECONDS = seconds
+
 
 if __name__ == "__main__":
+    from minivllm_cli.main import main
+
+    _install()
     try:
         main()
     finally:

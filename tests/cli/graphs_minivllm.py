@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.main import main
 from minivllm_engine.core.load_report import LoadReport
@@ -16,7 +16,7 @@ from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.memory.sizes import graph_sizes
 
 _GPU = DeviceMemory("cuda", "GPU", 2 << 30)
-_prepare = engine_factory.prepare_model
+_prepare = engine.prepare_model
 
 
 def _prepare_model(settings: Settings, command: str) -> Any:
@@ -44,8 +44,8 @@ def _open_engine(prepared: Any, progress: Any = None) -> Any:
     return WithGraphs(replace(prepared, plan=small), progress=progress)
 
 
-engine_factory.prepare_model = _prepare_model
-engine_factory.open_engine = _open_engine
+engine.prepare_model = _prepare_model
+engine.open_engine = _open_engine
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,7 @@
 """The program as tests run it: a process of its own, both streams apart, a clean environment."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -11,8 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import minivllm_cli
+from minivllm_cli import app
 
 TESTS = Path(__file__).resolve().parents[1]
+SRC = Path(minivllm_cli.__file__).resolve().parents[1]  # the one under test, whatever is installed
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_minivllm.py"))]
 REAL = [sys.executable, "-m", "minivllm_cli"]
 
@@ -57,7 +64,7 @@ class Program:
             **keep,
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
-            "PYTHONPATH": str(TESTS),
+            "XDG_CONFIG_HOME": str(self.home / "config"),
             "TERM": "dumb",
             "COLUMNS": "80",
             # Small matrices: threads that wait for each other cost more than they do.
@@ -65,6 +72,9 @@ class Program:
             "FAKE_LOG": str(self.home / "engine.log"),
             **self.env,
             **extra,
+            "PYTHONPATH": os.pathsep.join(
+                [*extra.get("PYTHONPATH", "").split(), str(TESTS), str(SRC)]
+            ),
         }
 
     def run(
@@ -81,6 +91,22 @@ class Program:
             check=False,
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    def run_here(self, *args: str | Path, stdin: bytes = b"", **extra: str) -> Finished:
+        """Run the real program to the end in this process, where no process is the subject."""
+        out, err = io.BytesIO(), io.BytesIO()
+        streams = [
+            mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+            mock.patch("sys.stdout", io.TextIOWrapper(out, write_through=True)),
+            mock.patch("sys.stderr", io.TextIOWrapper(err, write_through=True)),
+            mock.patch.dict(os.environ, self.environ(**extra), clear=True),
+        ]
+        with contextlib.ExitStack() as stack:
+            for patch in streams:
+                stack.enter_context(patch)
+            stack.enter_context(contextlib.chdir(self.home))
+            code = app.run([str(arg) for arg in args])
+            return Finished(code, out.getvalue(), err.getvalue())
 
     def start(self, *args: str | Path, **extra: str) -> "subprocess.Popen[bytes]":
         """Start in the background; stdout and stderr go to `stdout` and `stderr` in `home`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import minivllm_engine
-from cli.program import REAL, Program
+from cli.program import Program
 
 DEMO = Path(minivllm_engine.__file__).parent / "demo"
 
@@ -71,9 +71,8 @@ def test_k24_what_is_wrong_is_named_and_nothing_is_run(
     for file in DEMO.iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     breaks(model)
-    program.command = REAL
     source = program.write_lines("in", [{"messages": [{"role": "user", "content": "Hi"}]}])
-    done = program.run("generate", "model", "-i", source, "-o", "out")
+    done = program.run_here("generate", "model", "-i", source, "-o", "out")
     assert done.code == 2
     assert done.out == ""
     assert named in done.err

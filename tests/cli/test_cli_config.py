@@ -64,6 +64,28 @@ class TestPrecedence:
         assert before.out == after.out
         assert "max_num_seqs: 3\n" in before.out
 
+    def test_the_users_own_file_is_the_lowest(self, program: Program, fake_model: Path) -> None:
+        own = program.home / "config" / "minivllm" / "config.yaml"
+        own.parent.mkdir(parents=True)
+        own.write_text(f"model: {fake_model}\nsampling: {{seed: 1, top_k: 7}}\n")
+        (program.home / "c.yaml").write_text("sampling: {seed: 2}\n")
+        args = ["generate", "--config", "c.yaml", "--print-config", "--sources"]
+        done = program.run_here(*args)
+        assert f"model: {fake_model}  # {own}:1 (default demo)\n" in done.out
+        assert "  seed: 2  # c.yaml:1 (default 0)\n" in done.out
+        assert f"  top_k: 7  # {own}:2 (default" in done.out
+        own.write_text("sampling: {sed: 1}\n")
+        done = program.run_here(*args)
+        assert (done.code, done.err_lines[0]) == (
+            2,
+            f"error: {own}:1:12: unknown key sampling.sed",
+        )
+        elsewhere = program.home / "h" / ".config" / "minivllm" / "config.yaml"
+        elsewhere.parent.mkdir(parents=True)
+        elsewhere.write_text("sampling: {seed: 3}\n")
+        done = program.run_here("chat", *args[3:], HOME=str(program.home / "h"), XDG_CONFIG_HOME="")
+        assert f"  seed: 3  # {elsewhere}:1 (default 0)\n" in done.out
+
     def test_null_resets_a_key(self, tmp_path: Path) -> None:
         found = _settings(tmp_path, self.FILE, assignments=["engine.max_num_seqs=null"])
         assert found.get("engine.max_num_seqs") is None
@@ -202,6 +224,27 @@ class TestMistakes:
 
 
 class TestValues:
+    @pytest.mark.parametrize(
+        ("args", "line"),
+        [
+            (["--temperature", "hot"], "sampling.temperature: should be a valid number"),
+            (["--seed", "-1"], "sampling.seed: should be greater than or equal to 0"),
+            (["--seed", "1.5"], "sampling.seed: should be a valid integer"),
+            (["--device", "tpu"], "engine.device: should be 'auto', 'cpu' or 'cuda'"),
+            (["--top-p", "[0.5"], "sampling.top_p: should be a valid number"),
+        ],
+    )
+    def test_what_a_flag_may_be_is_what_its_key_may_be(
+        self, program: Program, args: list[str], line: str
+    ) -> None:
+        done = program.run_here("chat", *args)
+        assert (done.code, done.err) == (2, f"error: {' '.join(args)}: {line}\n")
+
+    def test_gpu_is_cuda(self, tmp_path: Path) -> None:
+        assert _settings(tmp_path, "engine: {device: gpu}\n").get("engine.device") == "cuda"
+        flags = {"engine.device": ("--device", "gpu")}
+        assert _settings(tmp_path, flags=flags).engine_config.engine.device == "cuda"
+
     def test_numbers_as_people_write_them(self, tmp_path: Path) -> None:
         text = (
             "engine: {max_model_len: 32K, cpu_memory: 2GiB, max_num_seqs: 1_0}\n"

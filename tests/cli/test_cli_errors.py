@@ -78,7 +78,7 @@ def _pickle_only(program: Program) -> None:
             ["generate", "-p", "x", "--json", "--logprobs", "1000"],
             "error: --logprobs: logprobs: ",
         ),
-        (None, ["generate", "-p", "x", "--temperature", "-1"], "error: --temperature -1.0: "),
+        (None, ["generate", "-p", "x", "--temperature", "-1"], "error: --temperature -1: "),
         (None, ["generate", "-p", "x", "--temperature", "nan"], "error: --temperature nan: "),
         (None, ["generate", "-p", "x", "--dtype", "int4"], "error: --dtype int4: engine.dtype: "),
         (None, ["generate", "-p", "x", "--device", "cuda"], "error: no usable CUDA device"),
@@ -97,10 +97,9 @@ def test_k36_errors_are_short_and_say_what_to_do(
     args: list[str],
     first_line: str,
 ) -> None:
-    program.command = REAL
     if setup is not None:
         setup(program)
-    done = program.run(*args)
+    done = program.run_here(*args)
     assert done.code == 2
     assert done.out == ""
     errors = [line for line in done.err_lines if not line.startswith(("model: demo", "loading"))]
@@ -236,9 +235,8 @@ def test_what_can_be_known_without_torch_is_refused_without_it(
 def test_k36_the_hint_for_a_wrong_model_names_the_command_that_was_run(
     program: Program, command: str, args: list[str]
 ) -> None:
-    program.command = REAL
     (program.home / "in.txt").write_text("x\n")
-    done = program.run(command, "./nosuch", *args, stdin=b"hello")
+    done = program.run_here(command, "./nosuch", *args, stdin=b"hello")
     assert done.code == 2
     assert "error: model './nosuch' is not a directory" in done.err
     assert f"try: minivllm {command} ./DIR, or MODEL = demo" in done.err

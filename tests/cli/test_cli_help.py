@@ -1,8 +1,7 @@
-"""Help, version and usage errors: quick, plain, and without torch."""
+"""Help, version and usage errors: plain, and without torch."""
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -36,20 +35,14 @@ def real(program: Program) -> Program:
     ],
     ids=" ".join,
 )
-def test_k21_help_is_quick_and_loads_nothing_heavy(real: Program, args: list[str]) -> None:
-    seconds = []
-    for _ in range(5):
-        began = time.monotonic()
-        assert real.run(*args).code == 0
-        seconds.append(time.monotonic() - began)
-    assert sorted(seconds)[2] < 1.0
+def test_k21_help_loads_nothing_heavy(real: Program, args: list[str]) -> None:
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE, *args], capture_output=True, text=True, env=real.environ()
     )
     assert probe.stderr == "[] 0\n"
 
 
-def test_k21_a_config_error_is_quick_and_loads_nothing_heavy(real: Program) -> None:
+def test_k21_a_config_error_loads_nothing_heavy(real: Program) -> None:
     (real.home / "bad.yaml").write_text("engine: {max_num_sqs: 1}\n")
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE, "generate", "--prompt", "x", "--config", "bad.yaml"],
@@ -69,13 +62,26 @@ def test_version_is_the_packages(real: Program) -> None:
 
 
 def test_each_flag_that_sets_a_key_shows_its_path(real: Program) -> None:
-    text = " ".join(real.run("generate", "--help", COLUMNS="200").out.split())
+    text = " ".join(real.run_here("generate", "--help", COLUMNS="200").out.split())
     for flag, path in (
         ("--max-num-seqs", "[engine.max_num_seqs]"),
         ("--temperature", "[sampling.temperature]"),
-        ("--progress", "[output.progress]"),
     ):
         assert path in text.partition(flag)[2].partition(" --")[0]
+
+
+def test_what_every_command_takes_is_shown_once(real: Program) -> None:
+    whole, own = real.run_here("--help").out, real.run_here("generate", "--help").out
+    for text in ("--progress <auto|bar|plain|json|off>", "-v, --verbose", "Print the version"):
+        assert text in whole
+        assert text not in own
+    assert "--progress" in own.partition("Options of every command")[2]
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 78), ("100", 98), ("200", 98)])
+def test_help_is_as_wide_as_the_terminal_up_to_100(real: Program, columns: str, width: int) -> None:
+    lines = real.run_here("generate", "--help", COLUMNS=columns).out.splitlines()
+    assert width - 12 < max(map(len, lines)) <= width
 
 
 def test_help_has_no_escapes_even_where_colour_is_forced(real: Program) -> None:
@@ -89,15 +95,17 @@ def test_help_has_no_escapes_even_where_colour_is_forced(real: Program) -> None:
     [
         (["generate", "--inptu", "x"], "no such option: --inptu (Possible options: --input)"),
         (["generate", "--graph"], "no such option: --graph\n"),
-        (["genrate"], "no such command 'genrate'. Did you mean 'generate'?"),
-        (["generate", "--seed", "x"], "invalid value for '--seed': "),
-        (["generate", "--device", "gpu"], "invalid value for '--device': "),
+        (["genrate"], "no such command 'genrate'\ntry: minivllm generate --help\n"),
+        (["gen"], "no such command 'gen'\ntry: minivllm generate --help\n"),
+        (["xyzzy"], "no such command 'xyzzy'\ntry: minivllm --help\n"),
+        (["generate", "--on-error", "x"], "--on-error: 'x' is not one of 'skip', 'stop'"),
+        (["generate", "--limit", "x"], "--limit: not a whole number\n"),
     ],
 )
 def test_usage_errors_name_what_was_probably_meant(
     real: Program, args: list[str], message: str
 ) -> None:
-    done = real.run(*args)
+    done = real.run_here(*args)
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith(f"error: {message}")
@@ -108,7 +116,7 @@ def test_usage_errors_name_what_was_probably_meant(
 def test_an_option_without_its_value_points_to_the_help_of_its_command(
     real: Program, command: str
 ) -> None:
-    done = real.run(command, "--config")
+    done = real.run_here(command, "--config")
     assert done.code == 2
     assert done.err_lines == [
         "error: option '--config' requires an argument",

@@ -1,17 +1,23 @@
 """Progress in its styles, and what is measured for it."""
 
+import io
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from rich.console import Console as RichConsole
 
 from cli.chat.terminal import Terminal
 from cli.program import Program
 from minivllm_cli.console import progress
+from minivllm_cli.console.bar import Bar
 from minivllm_cli.console.progress import (
+    BarOnTerminal,
     JsonLines,
     PlainLines,
     Progress,
@@ -169,23 +175,6 @@ def test_a_phase_measured_in_bytes_as_json() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_bar_of_a_conversion_fits(width: int) -> None:
-    from minivllm_cli.console.progress_bar import BarOnTerminal
-
-    bar = BarOnTerminal(_Recorder())
-    bar._rich.width = width
-    bar._progress = Progress(
-        "write", 44_239_163_392, 94_489_280_512, detail="shard 3/11", bytes_s=2e9, eta_s=25.0
-    )
-    with bar._rich.capture() as capture:
-        bar._rich.print(bar._render())
-    (line,) = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
-    assert len(line) <= width
-    if width >= 80:
-        assert line.endswith("shard 3/11  41.20 GiB/88.00 GiB (46%) │ 1.86 GiB/s  ETA 0:25")
-
-
 def test_styles() -> None:
     console = _Recorder()
     console.live = False
@@ -223,47 +212,13 @@ def test_short_count(number: float, text: str) -> None:
 
 
 def _bar_lines(progress: Progress, width: int) -> list[str]:
-    from minivllm_cli.console.progress_bar import BarOnTerminal
-
-    bar = BarOnTerminal(_Recorder())
-    bar._rich.width = width
-    bar._progress = progress
-    with bar._rich.capture() as capture:
-        bar._rich.print(bar._render())
-    return re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
-
-
-@pytest.mark.parametrize("width", [50, 60, 80, 100, 120, 140])
-@pytest.mark.parametrize("done", [0, 8])
-def test_a_bar_shows_the_end_of_each_line_at_any_width(width: int, done: int) -> None:
-    """Of what does not fit, whole figures are left out; nothing is cut off."""
-    stats = _stats(kv_blocks_total=28_612, state_slots_total=256, snapshots_total=957)
-    progress = Progress(
-        "generate",
-        done,
-        8,
-        out_tok_s=1248.4,
-        in_tok_s=81.5,
-        eta_s=41 if done else None,
-        stats=stats,
-    )
-    if done:
-        progress.mean_length, progress.hit = 16, 0.05
-    first, second = _bar_lines(progress, width)
-    for line in (first, second):
-        assert len(line) <= width and "…" not in line
-    assert first.startswith("generate ") and f" {done}/8 {100 * done // 8}%" in first
-    assert first.endswith(f" │ ETA {'0:41' if done else '-'}") and " │ out 1.2k tok/s" in first
-    assert second.startswith("run 0  wait 0 │ KV 0%") and " │ state 0/256" in second
-    assert ("len 16" in first) == (done > 0 and width >= 100)
-    assert ("preempt 0" in second) == (width >= 80)
-
-
-def test_failures_and_preemptions_are_the_last_to_be_left_out() -> None:
-    stats = _stats(kv_blocks_total=28_612, state_slots_total=256, num_preemptions=3)
-    progress = Progress("generate", 3, 8, failed=2, out_tok_s=9, in_tok_s=9, eta_s=1, stats=stats)
-    first, second = _bar_lines(progress, 60)
-    assert "err 2" in first and "preempt 3" in second and "blk" not in second
+    reporter, terminal = BarOnTerminal(_Recorder()), RichConsole(width=width, force_terminal=True)
+    reporter._bar._live = mock.Mock()  # nothing is drawn
+    reporter.update(progress)
+    with terminal.capture() as capture:
+        terminal.print(reporter._bar._lines)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capture.get())
+    return [line.rstrip() for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("order", ["input", "completion"])
@@ -288,7 +243,21 @@ def test_records_and_the_bar_share_a_terminal(
     assert not any("wait 0" in line or "━" in line for line in shown), "the bar is gone at the end"
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
+def test_rows_into_which_a_narrower_terminal_breaks_the_bar_are_wiped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    bar = Bar(_Recorder())
+    bar._live = mock.Mock()
+    for width, rows in ((100, 0), (30, 3 + 3), (30, 0), (100, 0)):
+        bar._rich.width = width
+        bar.show("generate", 1, 2, "f" * 200, "p" * 100)
+        sys.stderr.truncate(0)
+        bar._render()
+        assert sys.stderr.getvalue().count("\x1b[2K\x1b[1A") == rows, width
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 150])
 def test_the_bar_is_two_lines_that_fit(width: int) -> None:
     stats = _stats(
         num_running=64,
@@ -314,17 +283,29 @@ def test_the_bar_is_two_lines_that_fit(width: int) -> None:
         prefill=(4096, 14490),
         stats=stats,
     )
-    lines = _bar_lines(progress, width)
-    assert len(lines) == 2
-    assert all(len(line) <= width for line in lines)
-    if width == 140:
-        assert lines[0].endswith(
-            "812/1,000 81%  err 3  len 12 │ out 6.8k tok/s  in 41.2k tok/s (hit 38%) │ ETA 0:41"
+    first, second = _bar_lines(progress, width)
+    assert max(len(first), len(second)) <= width
+    assert first.startswith("generate ") and "812/1,000 81%" in first
+    assert second.startswith("run 64  wait 124 (state slots) │ ")
+    if width == 150:
+        assert first.endswith(
+            " 812/1,000 81%  err 3 │ out 6.8k tok/s │ ETA 0:41 │ in 41.2k tok/s (hit 38%) │ len 12"
         )
-        assert lines[1] == (
-            "run 64  wait 124 (state slots) │ prompt 4,096/14,490 (28%) │ KV 71%  9,120/12,800 blk"
-            " │ state 64/64 │ snap 18/32 │ preempt 0"
+        assert second.endswith(
+            "prompt 4,096/14,490 (28%) │ KV 71% │ state 64/64 │ snap 18/32 │ preempt 0"
+            " │ 9,120/12,800 blk"
         )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bar_of_a_conversion_fits(width: int) -> None:
+    progress = Progress(
+        "write", 44_239_163_392, 94_489_280_512, detail="shard 3/11", bytes_s=2e9, eta_s=25.0
+    )
+    (line,) = _bar_lines(progress, width)
+    assert len(line) <= width
+    if width >= 80:
+        assert line.endswith("shard 3/11  41.20 GiB/88.00 GiB (46%) │ 1.86 GiB/s  ETA 0:25")
 
 
 def test_k20_n_counts_sequences_and_each_phase_begins_with_a_line(

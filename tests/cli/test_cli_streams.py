@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli.chat.terminal import CTRL_C, Terminal
 from cli.program import Program, parse_strictly, wait_for
 from minivllm_cli.console.streams import Console
 
@@ -50,7 +52,7 @@ def test_k4_no_color_beats_force_color(program: Program, fake_model: Path, sourc
 
 def test_k4_a_long_run_writes_little(program: Program, fake_model: Path) -> None:
     source = program.write_lines("in", [{"prompt": f"count {n}"} for n in range(300)])
-    done = program.run("generate", fake_model, "-i", source, "-o", "out", FAKE_STEP_SECONDS="0.02")
+    done = program.run("generate", fake_model, "-i", source, "-o", "out")
     assert done.code == 0
     assert len(done.stderr) < 4096
 
@@ -184,7 +186,60 @@ def test_verbose_shows_the_engines_log(program: Program, fake_model: Path) -> No
     assert shown() == ["warning: w", "error: e"]
     assert shown("-q") == ["error: e"]
     assert shown("-v") == ["minivllm_engine.part: i", "warning: w", "error: e"]
-    assert shown("-v", "-v")[0] == "minivllm_engine.part: d"
+    assert re.fullmatch(r" +[0-9]+\.[0-9]{3} s minivllm_engine.part: d", shown("-v", "-v")[0])
+
+
+def test_vv_shows_more_than_v(program: Program) -> None:
+    once, twice = (
+        program.run_here("generate", "-p", "x", "--max-tokens", "2", v).err for v in ("-v", "-vv")
+    )
+    assert "begins: weights" in twice and "step of 1 sequences" in twice
+    assert "begins" not in once and "step of" not in once
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["bench", "--help-metrics"], ""),
+        (["generate", "--print-config", "--set", "chat.system=caf\u00e9"], "system: caf?"),
+        (["generate", "-p", "x", "--config", "caf\u00e9"], "cannot read config caf?"),
+        (["caf\u00e9"], "no such command 'caf?'"),
+        (["generate", "--", "caf\u00e9", "caf\u00e9"], "unexpected extra argument(s) (caf?)"),
+    ],
+)
+def test_b7_characters_that_a_stream_cannot_show_are_replaced(
+    program: Program, args: list[str], shown: str
+) -> None:
+    done = program.run(*args, PYTHONIOENCODING="ascii", PYTHONUTF8="1")
+    text = (done.stdout + done.stderr).decode("ascii")
+    assert shown in text
+    assert "Error" not in text
+
+
+def test_an_interrupted_answer_leaves_no_residue_on_the_terminal(
+    program: Program, fake_model: Path
+) -> None:
+    argv = [*program.command, "generate", str(fake_model), "-p", "forever"]
+    env = program.environ(TERM="xterm", FAKE_STEP_SECONDS="0.05")
+    with Terminal(argv, env, program.home) as terminal:
+        terminal.wait_until(lambda: program.engine_log and terminal.text.strip(), "an answer")
+        terminal.type(CTRL_C)
+        assert terminal.wait_for_exit() == 130
+        answer, message, *rest = [line for line in terminal.lines if "model:" not in line]
+        assert b"^C" not in terminal.raw
+        assert answer and "stopping" not in answer
+        assert message == "stopping while answering. Ctrl-C again to leave at once."
+        assert not any(rest)
+
+
+def test_lines_are_broken_between_words_on_a_terminal(program: Program, fake_model: Path) -> None:
+    name = "/".join(["a directory of some length"] * 3)
+    argv = [*program.command, "generate", name, "-p", "x"]
+    with Terminal(argv, program.environ(TERM="xterm"), program.home, columns=40) as terminal:
+        assert terminal.wait_for_exit() == 2
+        lines = terminal.lines
+    assert lines[0].endswith(("a", "of", "directory", "some"))
+    assert "".join(f"{line} " for line in lines[:4]).startswith(f"error: model {name!r} is not a")
 
 
 def test_records_are_released_while_the_run_goes_on(program: Program, fake_model: Path) -> None:
@@ -193,10 +248,8 @@ def test_records_are_released_while_the_run_goes_on(program: Program, fake_model
     shown = program.home / "stdout"
     wait_for(lambda: shown.stat().st_size > 0)
     assert process.poll() is None
-    began = time.monotonic()
     process.kill()
     process.wait()
-    assert time.monotonic() - began < 5
     assert parse_strictly(shown.read_text().splitlines()[0])["id"] == "line-000001"
 
 

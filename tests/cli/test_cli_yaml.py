@@ -50,7 +50,8 @@ def test_what_is_written_is_read_back(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1e-3", "true", "017", "null", "~", "32_768", "", " x", "a\nb", "-.5e3"]
+    "text",
+    ["1e-3", "true", "017", "null", "~", "32_768", "", " x", "a\nb", "-.5e3", "\x85", "a\u2028"],
 )
 def test_strings_that_look_like_something_else_stay_strings(text: str) -> None:
     assert parse_value(dump_value(text)) == text

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.flags import GenerateFlags, OnError
-from minivllm_cli.batch.job_source import JobSource
+from minivllm_cli.batch.jobs import JobSource, Scan
 from minivllm_cli.batch.prompts import PromptBuilder
-from minivllm_cli.batch.report import report_bad_lines
-from minivllm_cli.batch.scan import Scan
-from minivllm_cli.batch.summary import kinds_text
+from minivllm_cli.batch.report import LineReports, kinds_text
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import print_result, strip_controls
+from minivllm_cli.console.table import Column, table_text
 from minivllm_cli.errors import CliError, ExitCode, Problem
 from minivllm_engine.core.errors import CapacityError, RequestError
 from minivllm_engine.core.units import count_text, format_size
@@ -59,24 +58,26 @@ def run_dry(
     """
     run.interrupts.activity = "looking at the input"
     limit, memory, does_not_fit = _memory(settings, model_path)
-    tokenizer = engine_factory.load_tokenizer(model_path)
+    tokenizer = engine.load_tokenizer(model_path)
     builder = PromptBuilder(
         tokenizer,
         limit,
-        think=source.think,
+        think=source.overrides.think,
         template_for_prompts=flags.chat_template_for_prompts,
+        raw=flags.raw,
         truncate=flags.truncate,
     )
     look = _Look()
-    name = source.source.name if source.source is not None else "--prompt"
+    name = source.name
     stop = flags.on_error is OnError.STOP
-    with report_bad_lines(run.console, name, all_of_them=stop) as on_bad:
-        for job in source.jobs():
-            look.scan.add(job.line, done=False, failed_before=False)
-            if isinstance(job.line, BadLine):
-                on_bad(job.line)
-            else:
-                _look_at(job, job.line, builder, tokenizer, look)
+    reports = LineReports(run.console, name, all_of_them=stop)
+    for job in source.jobs():
+        look.scan.add(job.line, done=False, failed_before=False)
+        if isinstance(job.line, BadLine):
+            reports.bad(job.line)
+        else:
+            _look_at(job, job.line, builder, tokenizer, look, reports)
+    reports.end()
     if look.scan.total == 0:
         raise CliError(f"{name} holds no prompts (empty_file)")
     document = _document(look, limit, memory)
@@ -97,10 +98,10 @@ def _memory(
     settings: Settings, model_path: Path
 ) -> tuple[int, dict[str, Any], CapacityError | None]:
     try:
-        plan = engine_factory.plan_memory(settings, model_path)
+        plan = engine.plan_memory(settings, model_path)
     except CapacityError as error:
         verdict = {"fits": False, "verdict": f"does not fit: {error.what}"}
-        return engine_factory.longest_allowed(settings, model_path), verdict, error
+        return engine.longest_allowed(settings, model_path), verdict, error
     verdict = {
         "fits": True,
         "verdict": f"fits: {count_text(plan.max_num_seqs, 'state slot')}, "
@@ -117,12 +118,18 @@ def _memory(
 
 
 def _look_at(
-    job: Job, line: RequestLine, builder: PromptBuilder, tokenizer: "Tokenizer", look: _Look
+    job: Job,
+    line: RequestLine,
+    builder: PromptBuilder,
+    tokenizer: "Tokenizer",
+    look: _Look,
+    reports: LineReports,
 ) -> None:
     assert job.params is not None
     try:
         prompt = builder.build(line, job.params)
-    except RequestError:
+    except RequestError as error:
+        reports.refused(line, error, error.hint)
         look.num_refused += 1
         return
     length = len(prompt.ids)
@@ -166,16 +173,13 @@ def _document(look: _Look, limit: int, memory: dict[str, Any]) -> dict[str, Any]
 
 
 def _table(document: dict[str, Any]) -> str:
-    tokens = document["prompt_tokens"]
-    lines = document["lines"]
+    tokens, lines, memory = document["prompt_tokens"], document["lines"], document["memory"]
     kinds = " · ".join(kinds_text({kind: n for kind, n in lines.items() if kind != "total"}))
+    longest = f"longest {tokens['longest']:,} of {tokens['limit']:,}"
     rows = [
         ("lines", f"{lines['total']:,} ({kinds})"),
         ("sequences", f"{document['sequences']:,}"),
-        (
-            "prompt tokens",
-            f"{tokens['total']:,}, longest {tokens['longest']:,} of {tokens['limit']:,}",
-        ),
+        ("prompt tokens", f"{tokens['total']:,}, {longest}"),
     ]
     for row in tokens["histogram"]:
         rows.append((f"  up to {row['up_to']:,}", count_text(row["prompts"], "prompt")))
@@ -186,17 +190,14 @@ def _table(document: dict[str, Any]) -> str:
     over = document["too_long"]
     rows.append(("over the limit", f"{over['count']:,}"))
     for row in over["first"]:
-        rows.append(
-            (f"  {row['id']}", f"line {row['line']}, {count_text(row['prompt_tokens'], 'token')}")
-        )
-    memory = document["memory"]
+        length = count_text(row["prompt_tokens"], "token")
+        rows.append((f"  {row['id']}", f"line {row['line']}, {length}"))
     rows.append(("memory", memory["verdict"]))
     if memory["fits"]:
         rows.append(("  snapshots", f"{memory['snapshots']:,}"))
         rows.append(("  weights", format_size(memory["weight_bytes"])))
         rows.append(("  activations", format_size(memory["activation_bytes"])))
-    width = max(len(name) for name, _ in rows)
-    text = "".join(f"{name:<{width}}  {value}\n" for name, value in rows)
+    text = table_text([Column(), Column()], rows, heading=False)
     first = document["first_prompt"]
     if first is not None:
         text += f"first prompt ({first['id']}):\n{strip_controls(first['text'])}\n"

@@ -3,13 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from minivllm_cli.config.flags import CacheDumpOption, OptionGroup
-
-_ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+from minivllm_cli.config.flags import OptionGroup, cache_dump_flag, flag, switch, unescape
 
 
 class InputFormat(StrEnum):
@@ -54,12 +49,6 @@ class Truncate(StrEnum):
     MIDDLE = "middle"
 
 
-def _option(*names: str, help: str, metavar: str | None = None, panel: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
-    )
-
-
 _INPUT, _OUTPUT, _PROMPT = "Input", "Output", "Prompts"
 
 
@@ -67,131 +56,45 @@ _INPUT, _OUTPUT, _PROMPT = "Input", "Output", "Prompts"
 class GenerateFlags(OptionGroup):
     """What only `generate` takes."""
 
-    input: Annotated[
-        str | None,
-        _option("-i", "--input", metavar="FILE|-", panel=_INPUT, help="Prompts as JSON lines"),
-    ] = None
-    prompt: Annotated[
-        str | None,
-        _option("-p", "--prompt", metavar="TEXT", panel=_INPUT, help="One prompt; streamed"),
-    ] = None
-    input_format: Annotated[
-        InputFormat | None,
-        _option("--input-format", panel=_INPUT, help="text: one prompt a line"),
-    ] = None
-    limit: Annotated[
-        int | None, _option("--limit", metavar="N", panel=_INPUT, help="The first N lines only")
-    ] = None
-    select: Annotated[
-        list[str] | None,
-        _option("--select", metavar="ID", panel=_INPUT, help="These lines only; repeatable"),
-    ] = None
-    only_failed: Annotated[
-        Path | None,
-        _option(
-            "--only-failed",
-            metavar="FILE",
-            panel=_INPUT,
-            help="Only lines whose records in FILE, an earlier output, are failures",
-        ),
-    ] = None
-    on_error: Annotated[
-        OnError | None,
-        _option("--on-error", panel=_INPUT, help="stop: no run if the input has a bad line"),
-    ] = None
-    dry_run: Annotated[
-        bool,
-        _option(
-            "--dry-run", panel=_INPUT, help="Look at the input; load no weights, write no file"
-        ),
-    ] = False
-    output: Annotated[
-        str | None,
-        _option("-o", "--output", metavar="FILE|-", panel=_OUTPUT, help="Where records go"),
-    ] = None
-    format: Annotated[
-        OutputFormat | None,
-        _option("--format", panel=_OUTPUT, help="jsonl, or text: the answers alone"),
-    ] = None
-    separator: Annotated[
-        str | None,
-        _option(
-            "--separator",
-            metavar="TEXT",
-            panel=_OUTPUT,
-            help="Written after each answer of --format text; \\n is the default, \\0 is allowed",
-        ),
-    ] = None
-    json_: Annotated[
-        bool,
-        _option("--json", panel=_OUTPUT, help="With --prompt: a record; with --dry-run: JSON"),
-    ] = False
-    order: Annotated[
-        Order | None, _option("--order", panel=_OUTPUT, help="Order of the records")
-    ] = None
-    resume: Annotated[
-        Resume | None,
-        _option("--resume", panel=_OUTPUT, help="force: go on although the model changed"),
-    ] = None
-    overwrite: Annotated[
-        bool, _option("--overwrite", panel=_OUTPUT, help="Start again and replace the output")
-    ] = False
-    summary: Annotated[
-        Path | None,
-        _option("--summary", metavar="FILE", panel=_OUTPUT, help="Write the figures as JSON"),
-    ] = None
-    logprobs: Annotated[
-        int | None,
-        _option(
-            "--logprobs", metavar="K", panel=_OUTPUT, help="Logprobs of the K most likely tokens"
-        ),
-    ] = None
-    prompt_logprobs: Annotated[
-        int | None,
-        _option(
-            "--prompt-logprobs",
-            metavar="K",
-            panel=_OUTPUT,
-            help="Logprobs of the prompt's tokens too; such a request reuses no prefix",
-        ),
-    ] = None
-    verify: Annotated[
-        int | None,
-        _option(
-            "--verify",
-            metavar="N",
-            panel=_OUTPUT,
-            help="Replay every Nth request that reused a prefix without it; exit 5 if one differs",
-        ),
-    ] = None
-    strip_thinking: Annotated[
-        bool, _option("--strip-thinking", panel=_OUTPUT, help="Leave reasoning out of records")
-    ] = False
-    raw: Annotated[
-        bool, _option("--raw", panel=_PROMPT, help="Give --prompt to the model as it is")
-    ] = False
-    chat_template_for_prompts: Annotated[
-        bool,
-        _option(
-            "--chat-template-for-prompts",
-            panel=_PROMPT,
-            help="Treat raw prompt lines as user messages",
-        ),
-    ] = False
-    truncate: Annotated[
-        Truncate | None,
-        _option("--truncate", panel=_PROMPT, help="Cut prompts that are too long, at this place"),
-    ] = None
-    cache_dump: CacheDumpOption = None
-    force_param: Annotated[
-        list[str] | None,
-        _option(
-            "--force-param",
-            metavar="K=V",
-            panel=_PROMPT,
-            help="Sampling that beats the line's own; repeatable",
-        ),
-    ] = None
+    input: str | None = flag("Prompts as JSON lines", short="-i", metavar="FILE|-", panel=_INPUT)
+    prompt: str | None = flag(
+        "One prompt, or @FILE, or - for stdin; streamed", short="-p", metavar="TEXT"
+    )
+    input_format: InputFormat | None = flag("text: each line is a message")
+    limit: int | None = flag("The first N lines only", metavar="N")
+    select: list[str] | None = flag("These lines only; repeatable", metavar="ID")
+    only_failed: Path | None = flag(
+        "Only lines whose records in FILE, an earlier output, are failures", metavar="FILE"
+    )
+    on_error: OnError | None = flag("stop: no run if the input has a bad line")
+    dry_run: bool = switch("Look at the input; load no weights, write no file")
+    output: str | None = flag("Where records go", short="-o", metavar="FILE|-", panel=_OUTPUT)
+    format: OutputFormat | None = flag("jsonl, or text: the answers alone")
+    separator: str | None = flag(
+        "Written after each answer of --format text; \\n is the default, \\0 is allowed",
+        metavar="TEXT",
+    )
+    json_: bool = switch("With --prompt: a record; with --dry-run: JSON")
+    order: Order | None = flag("Order of the records")
+    resume: Resume | None = flag("force: go on although the model changed")
+    overwrite: bool = switch("Start again and replace the output")
+    summary: Path | None = flag("Write the figures as JSON", metavar="FILE")
+    logprobs: int | None = flag("Logprobs of the K most likely tokens", metavar="K")
+    prompt_logprobs: int | None = flag(
+        "Logprobs of the prompt's tokens too; such a request reuses no prefix", metavar="K"
+    )
+    verify: int | None = flag(
+        "Replay every Nth request that reused a prefix without it; exit 5 if one differs",
+        metavar="N",
+    )
+    strip_thinking: bool = switch("Leave reasoning out of records")
+    raw: bool = switch("No chat template for --prompt and --input-format text", panel=_PROMPT)
+    chat_template_for_prompts: bool = switch("Treat raw prompt lines as user messages")
+    truncate: Truncate | None = flag("Cut prompts that are too long, at this place")
+    force_param: list[str] | None = flag(
+        "Sampling that beats the line's own; repeatable", metavar="K=V"
+    )
+    cache_dump: Path | None = cache_dump_flag()
 
     @property
     def writes_text(self) -> bool:
@@ -208,10 +111,5 @@ class GenerateFlags(OptionGroup):
     @property
     def separator_bytes(self) -> bytes:
         """What ends each answer of `--format text`."""
-        text = "\\n" if self.separator is None else self.separator
-        chars: list[str] = []
-        rest = iter(text)
-        for char in rest:
-            following = next(rest, "") if char == "\\" else None
-            chars.append(char if following is None else _ESCAPES.get(following, "\\" + following))
-        return "".join(chars).encode("utf-8", "replace")
+        text = "\n" if self.separator is None else unescape(self.separator)
+        return text.encode("utf-8", "replace")

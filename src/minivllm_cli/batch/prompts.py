@@ -1,11 +1,22 @@
-"""From a line to the token ids that the model gets."""
+"""What flags say about every request, and from a line to the token ids that the model gets."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli.batch.flags import Truncate
-from minivllm_engine.core.sampling_params import ResolvedSampling
+import yaml
+
+from minivllm_cli.batch.flags import GenerateFlags, Truncate
+from minivllm_cli.config.flags import ThinkFlags
+from minivllm_cli.config.yaml import parse_value
+from minivllm_cli.errors import CliError
+from minivllm_engine.core.errors import EngineError, RequestError
+from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.suggest import suggest
+from minivllm_engine.protocol.fields import plain_reason
 from minivllm_engine.protocol.lines import RequestLine
+from minivllm_engine.text.chat_template import switches_thinking
+from minivllm_engine.text.prompt import read_prompt
 
 if TYPE_CHECKING:
     from minivllm_engine.text.tokenizer import Tokenizer
@@ -14,17 +25,90 @@ if TYPE_CHECKING:
 _MOST_ROOM = 4
 
 
+@dataclass(frozen=True)
+class Overrides:
+    """What flags that have no config key say about every request.
+
+    Attributes:
+        think: for the template's `enable_thinking`; None leaves it to the template.
+        defaults: sampling where a line says nothing.
+        forced: sampling that beats the line's.
+    """
+
+    think: bool | None
+    defaults: dict[str, Any]
+    forced: dict[str, Any]
+
+    @classmethod
+    def read(cls, flags: GenerateFlags, think: ThinkFlags) -> "Overrides":
+        """Take them from the command line.
+
+        Raises:
+            CliError: a parameter that does not exist, a wrong value, contradicting flags.
+        """
+        given = {"logprobs": flags.logprobs, "prompt_logprobs": flags.prompt_logprobs}
+        defaults = {name: count for name, count in given.items() if count is not None}
+        for name, count in defaults.items():
+            _check({name: count}, "--" + name.replace("_", "-"))
+        forced = _read_forced(flags.force_param or [])
+        _check(forced, "--force-param")
+        return cls(think.enabled, defaults, forced)
+
+
+def check_thinking(think: bool | None, tokenizer: "Tokenizer", model: str) -> None:
+    """Refuse `--think` and `--no-think` where nothing would come of them.
+
+    Raises:
+        CliError: the model's chat template has no such switch.
+    """
+    if think is None or switches_thinking(tokenizer):
+        return
+    flag = "--think" if think else "--no-think"
+    raise CliError(
+        f"{flag}: the chat template of {model} has no switch for thinking"
+        if tokenizer.has_chat_template
+        else f"{flag}: {model} has no chat template",
+        hint=f"drop {flag}",
+    )
+
+
+def _read_forced(assignments: list[str]) -> dict[str, Any]:
+    forced: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise CliError(f"--force-param {text}: not K=V", hint="--force-param temperature=0")
+        if key not in SamplingParams.model_fields:
+            near = suggest(key, SamplingParams.model_fields)
+            what = f"--force-param {text}: unknown parameter {key}"
+            raise CliError(what, hint=f"--force-param {near}={value}" if near else None)
+        if key in forced:
+            raise CliError(f"--force-param {key} is given twice")
+        try:
+            forced[key] = parse_value(value)
+        except (yaml.YAMLError, RecursionError):
+            raise CliError(f"--force-param {text}: the value is not YAML") from None
+    return forced
+
+
+def _check(values: dict[str, Any], flag: str) -> None:
+    try:
+        SamplingParams.create(**values)
+    except RequestError as error:
+        raise CliError(f"{flag}: {plain_reason(error.what)}", why=error.why) from None
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
     """A prompt as it is sent. `truncated` tokens were cut out of it."""
 
-    ids: list[int]
-    is_chat: bool
+    request: ReadyRequest
     truncated: int = 0
 
-    def for_engine(self) -> dict[str, Any]:
-        """The form that `LLM.add_request` takes."""
-        return {"prompt_token_ids": self.ids, "chat": self.is_chat}
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.request.prompt_ids
 
 
 class PromptBuilder:
@@ -32,7 +116,8 @@ class PromptBuilder:
 
     Args:
         think: for the template's `enable_thinking`; None leaves it alone. A line's own value wins.
-        template_for_prompts: raw text becomes a user message.
+        template_for_prompts: a raw prompt of a JSON line becomes a user message.
+        raw: a line of plain text does not.
     """
 
     def __init__(
@@ -42,23 +127,39 @@ class PromptBuilder:
         *,
         think: bool | None = None,
         template_for_prompts: bool = False,
+        raw: bool = False,
         truncate: Truncate | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._kwargs = {} if think is None else {"enable_thinking": think}
-        self._template_for_prompts = template_for_prompts
+        self._templated = {"prompt"} if template_for_prompts else set[str]()
+        if tokenizer.has_chat_template and not raw:
+            self._templated.add("text")
         self._truncate = truncate
+        if tokenizer.has_chat_template:
+            tokenizer.answer_start(
+                []
+            )  # compiles the template now, before the clock of a request runs
 
     def build(self, line: RequestLine, params: ResolvedSampling) -> BuiltPrompt:
-        """Token ids of a line.
+        """Make the token ids of a line.
 
         Raises:
-            RequestError: the chat template refuses the messages, or there is none.
+            RequestError: the chat template refuses the messages, or there is none; or a library fails over
+                the text in whatever way.
         """
-        from minivllm_engine.text.prompt import read_prompt
-
-        ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
+        try:
+            ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer)
+        except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of a native library is no Exception
+            reason = " ".join(str(error).split())[:200]
+            raise RequestError(
+                "the prompt cannot be read",
+                why=f"{type(error).__name__}: {reason}",
+                code="unreadable_prompt",
+            ) from None
         return self._cut(ids, is_chat, params)
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
@@ -70,7 +171,7 @@ class PromptBuilder:
             return {"prompt_token_ids": line.prompt}
         messages: Any = line.prompt
         if line.kind != "messages":
-            if not self._template_for_prompts:
+            if line.kind not in self._templated:
                 return {"prompt": line.prompt}
             messages = [{"role": "user", "content": line.prompt}]
         kwargs = {**self._kwargs, **line.template_kwargs}
@@ -79,11 +180,10 @@ class PromptBuilder:
     def _cut(self, ids: list[int], is_chat: bool, params: ResolvedSampling) -> BuiltPrompt:
         limit = self._max_model_len
         if self._truncate is None or len(ids) + 1 <= limit:
-            return BuiltPrompt(ids, is_chat)
+            return BuiltPrompt(ReadyRequest(tuple(ids), params, is_chat))
         room = max(min(params.max_tokens, limit // _MOST_ROOM), 1)
         keep = max(limit - room, 1)
         cut = len(ids) - keep
-        if self._truncate is Truncate.LEFT:
-            return BuiltPrompt(ids[cut:], is_chat, cut)
-        head = (keep + 1) // 2
-        return BuiltPrompt(ids[:head] + ids[head + cut :], is_chat, cut)
+        head = 0 if self._truncate is Truncate.LEFT else (keep + 1) // 2
+        kept = (*ids[:head], *ids[head + cut :])
+        return BuiltPrompt(ReadyRequest(kept, params, is_chat), cut)

@@ -8,7 +8,7 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
@@ -16,7 +16,7 @@ from minivllm_engine.core.errors import EngineError
 
 if TYPE_CHECKING:
     from minivllm_engine.memory.devices import DeviceMemory
-    from minivllm_engine.memory.plan import MemoryPlan
+    from minivllm_engine.memory.layout import MemoryPlan
 
 _STEP = 1024
 _OFTEN = 0.5
@@ -118,7 +118,7 @@ class Remedies:
         settings = self._settings if path is None else self._settings.with_value(path, value)
         try:
             with _without_warnings():
-                return engine_factory.plan_memory(settings, self._model_path, self._device)
+                return engine.plan_memory(settings, self._model_path, self._device)
         except EngineError:
             return None
 

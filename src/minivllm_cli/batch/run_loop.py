@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.batch.prompts import BuiltPrompt, PromptBuilder
 from minivllm_cli.batch.remedies import Remedies
+from minivllm_cli.batch.report import LineReports
 from minivllm_cli.batch.sinks import Sink
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.batch.verify import Verifier
@@ -16,7 +17,7 @@ from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import EngineDied
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput
-from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Job, RequestLine
 from minivllm_engine.protocol.records import bad_line_record, engine_error_record, ok_record
 from minivllm_engine.protocol.usage_record import usage_record
@@ -33,7 +34,6 @@ class _Running:
     job: Job
     line: RequestLine
     params: ResolvedSampling
-    own: SamplingParams
     prompt: BuiltPrompt
     started: bool = False
     output: RequestOutput | None = None
@@ -59,6 +59,7 @@ class RunLoop:
         progress: Progress,
         reporter: Reporter,
         remedies: Remedies,
+        reports: LineReports,
         *,
         strip_thinking: bool = False,
         verifier: Verifier | None = None,
@@ -72,6 +73,7 @@ class RunLoop:
         self._progress = progress
         self._reporter = reporter
         self._remedies = remedies
+        self._reports = reports
         self._strip_thinking = strip_thinking
         self._verifier = verifier
         self._between_steps = between_steps
@@ -84,9 +86,8 @@ class RunLoop:
         self._meter = RateMeter()
         self._shown_at = 0.0
         self._stop_at: float | None = None
-        self._last: frozenset[str] | None = (
-            None  # after a signal: the requests that may still finish
-        )
+        # After a signal: the requests that may still finish.
+        self._last: frozenset[str] | None = None
 
     def run(self, console: Console, interrupts: Interrupts) -> bool:
         """Run all jobs. True when done; False when a signal ended the run early.
@@ -116,6 +117,7 @@ class RunLoop:
             while self._stop_at is None:
                 self._feed()
                 if not self._running and not self._replaying:
+                    self._reports.end()
                     return True
                 if self._stop_at is None:  # a signal may have come while prompts were read
                     self._step()
@@ -172,20 +174,20 @@ class RunLoop:
         try:
             prompt = self._builder.build(line, job.params)
             num_tokens = len(prompt.ids)
-            own = line.params.model_copy(update={"seed": job.params.seed})
-            asked = own if self._verifier is None else self._verifier.asking(own)
-            request_id = self._llm.add_request(
-                prompt.for_engine(), asked, request_id=str(job.position)
-            )
+            asked = prompt.request
+            if self._verifier is not None:
+                asked = self._verifier.asking(asked)
+            request_id = self._llm.add_request(asked, request_id=str(job.position))
         except RequestError as error:
             hint = error.hint
             if error.code == "prompt_too_long" and num_tokens is not None:
                 hint = self._remedies.for_long_prompt(num_tokens)
+            self._reports.refused(line, error, hint)
             usage = None if num_tokens is None else {"prompt_tokens": num_tokens}
             record = engine_error_record(line, error, hint, usage=usage)
             self._write(job, record, sequences=job.params.n)
             return
-        self._running[request_id] = _Running(job, line, job.params, own, prompt)
+        self._running[request_id] = _Running(job, line, job.params, prompt)
         self._in_flight += job.params.n
 
     def _step(self) -> None:
@@ -195,9 +197,8 @@ class RunLoop:
             running = self._running.get(output.request_id)
             if running is None:
                 continue
-            if not self._may_finish(
-                output.request_id
-            ):  # let in by the step that a signal came into
+            if not self._may_finish(output.request_id):
+                # Let in by the step that a signal came into.
                 if output.finished:
                     self._forget(output.request_id)
                 continue
@@ -229,8 +230,8 @@ class RunLoop:
     def _finish(self, running: _Running, output: RequestOutput) -> None:
         self._tally.add_output(output)
         if self._verifier is not None:
-            self._verifier.consider(running.job, running.prompt, running.own, output)
-            output = self._verifier.as_asked(output, running.own)
+            self._verifier.consider(running.job, running.prompt.request, output)
+            output = self._verifier.as_asked(output, running.params)
         token_text = self._llm.tokenizer.token_text
         if output.error is not None:
             record = engine_error_record(

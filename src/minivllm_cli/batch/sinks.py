@@ -4,13 +4,14 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from minivllm_cli.batch.flags import GenerateFlags, Order
 from minivllm_cli.console.streams import Console, Results, claim_stdout, strip_controls
 from minivllm_cli.errors import CliError, OutputFailed
+from minivllm_cli.files.atomic_file import sync_directory
 from minivllm_cli.files.journal import Journal
 from minivllm_cli.files.output_target import OutputTarget
 from minivllm_engine.protocol.records import record_texts
@@ -120,9 +121,7 @@ class FileSink:
 
     def stop(self) -> None:
         """The journal stays, for the next run."""
-        # A full disk was reported already, and what is in the file does not depend on this.
-        with suppress(OSError):
-            self._journal.sync()
+        self._journal.keep()
         self._journal.close()
 
     def finish(self) -> None:
@@ -137,7 +136,7 @@ class FileSink:
         try:
             self._write(beside)
             os.replace(beside, path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise OutputFailed(
@@ -211,11 +210,3 @@ def _renderer(flags: GenerateFlags, clean: Callable[[str], str]) -> Render:
         return dump_line
     separator = flags.separator_bytes
     return lambda record: b"".join(encode_text(clean(t)) + separator for t in record_texts(record))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

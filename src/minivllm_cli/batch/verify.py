@@ -1,19 +1,125 @@
 """`--verify N`: requests that reused a prefix are answered again from nothing, and compared."""
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from minivllm_cli.batch.comparison import Comparison, compare, tolerance_of
-from minivllm_cli.batch.prompts import BuiltPrompt
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import Problem
-from minivllm_engine.core.outputs import CompletionOutput, RequestOutput
-from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.lines import Job
+from minivllm_engine.protocol.token_logprobs import finite
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
+
+Verdict = Literal["equal", "tie", "different"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What rounding may do.
+
+    Attributes:
+        gap: most by which a logprob may differ.
+        tie: candidates that lie closer together may change places.
+    """
+
+    gap: float
+    tie: float
+
+
+# Matrix products over other numbers of rows differ in the last bits of their type.
+_TOLERANCES: Mapping[str, Tolerance] = {
+    "fp32": Tolerance(2e-4, 1e-4),
+    "fp16": Tolerance(0.06, 0.06),
+    "bf16": Tolerance(0.5, 0.5),
+}
+
+
+def tolerance_of(dtype: str, state_dtype: str) -> Tolerance:
+    """That of the coarser of the two."""
+    return max((_TOLERANCES[name] for name in (dtype, state_dtype)), key=lambda t: t.gap)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two outputs beside each other.
+
+    Attributes:
+        gap: largest difference of a logprob, as far as both have seen the same tokens.
+        position: of the first token that differs; None where all are the same.
+        warm, cold: the tokens there; None where one of them had ended.
+    """
+
+    verdict: Verdict
+    gap: float
+    position: int | None = None
+    warm: int | None = None
+    cold: int | None = None
+
+
+def compare(
+    warm: CompletionOutput, cold: CompletionOutput, params: ResolvedSampling, tolerance: Tolerance
+) -> Comparison:
+    """Compare an output with the same computed from nothing. Both have logprobs."""
+    warm_steps, cold_steps = warm.logprobs or [], cold.logprobs or []
+    gap = 0.0
+    for position, (w, c) in enumerate(zip(warm_steps, cold_steps, strict=False)):
+        gap = max(gap, _gap(w, c))
+        if w.sampled.token_id != c.sampled.token_id:
+            tie = gap <= tolerance.gap and _is_tie(w, c, gap, params, tolerance.tie)
+            verdict: Verdict = "tie" if tie else "different"
+            return Comparison(verdict, gap, position, w.sampled.token_id, c.sampled.token_id)
+    ids = (warm.token_ids, cold.token_ids)
+    if len(ids[0]) != len(ids[1]):
+        end = min(map(len, ids))
+        return Comparison("different", gap, end, *(i[end] if len(i) > end else None for i in ids))
+    return Comparison("equal" if gap <= tolerance.gap else "different", gap)
+
+
+def _gap(warm: PositionLogprobs, cold: PositionLogprobs) -> float:
+    return max(_one_sided(warm, cold), _one_sided(cold, warm))
+
+
+def _one_sided(mine: PositionLogprobs, theirs: PositionLogprobs) -> float:
+    # A token that the other does not report is there at most as likely as the last that is.
+    known, others = _by_id(mine), _by_id(theirs)
+    floor = min((finite(t.logprob) for t in theirs.top), default=0.0)
+    gaps = [abs(v - others[i]) if i in others else v - floor for i, v in known.items()]
+    return max(0.0, *gaps)
+
+
+def _by_id(position: PositionLogprobs) -> dict[int, float]:
+    return {t.token_id: finite(t.logprob) for t in (position.sampled, *position.top)}
+
+
+def _is_tie(
+    warm: PositionLogprobs,
+    cold: PositionLogprobs,
+    gap: float,
+    params: ResolvedSampling,
+    tie: float,
+) -> bool:
+    """Do rounding errors explain that another token was taken?"""
+    if params.temperature == 0 and not _adjusts(params):
+        other = _by_id(cold).get(warm.sampled.token_id)
+        return other is not None and abs(finite(cold.sampled.logprob) - other) < tie
+    # A draw is a function of seed, position and logits: where these are the same, it fell on the edge
+    # between two tokens. Without penalties those are neighbours in rank.
+    neighbours = abs(warm.sampled.rank - cold.sampled.rank) <= 1
+    return gap < tie and (_adjusts(params) or neighbours)
+
+
+def _adjusts(params: ResolvedSampling) -> bool:
+    penalised = params.presence_penalty or params.frequency_penalty
+    return bool(
+        params.repetition_penalty != 1 or penalised or params.logit_bias or params.min_tokens
+    )
+
 
 # Candidates beside the sampled token that are compared.
 _TOP = 4
@@ -72,29 +178,26 @@ class Verifier:
         """Sequences of replays that are on their way."""
         return sum(len(replay.warm.outputs) for replay in self._replays.values())
 
-    def asking(self, params: SamplingParams) -> SamplingParams:
+    def asking(self, request: ReadyRequest) -> ReadyRequest:
         """The same request with the logprobs that a comparison needs."""
-        count = max(params.logprobs or 0, _TOP)
-        return params.model_copy(update={"logprobs": count})
+        count = max(request.params.logprobs or 0, _TOP)
+        return replace(request, params=replace(request.params, logprobs=count))
 
-    def as_asked(self, output: RequestOutput, params: SamplingParams) -> RequestOutput:
+    def as_asked(self, output: RequestOutput, params: ResolvedSampling) -> RequestOutput:
         """An output without the logprobs that only the comparison needed."""
         outputs = [_without_more(one, params.logprobs) for one in output.outputs]
         return replace(output, outputs=outputs)
 
-    def consider(
-        self, job: Job, prompt: BuiltPrompt, params: SamplingParams, output: RequestOutput
-    ) -> None:
+    def consider(self, job: Job, request: ReadyRequest, output: RequestOutput) -> None:
         """A request is done: replay it if it is one of those."""
         if self._stopped or output.error is not None or not output.usage.cached_tokens:
             return
         self.counts.reused += 1
         if self.counts.reused % self._every:
             return
-        cold = self.asking(params).model_copy(update={"prefix_cache": False})
-        request_id = self._llm.add_request(
-            prompt.for_engine(), cold, request_id=f"replay-{job.position}", counted=False
-        )
+        asked = self.asking(request)
+        cold = replace(asked, params=replace(asked.params, prefix_cache=False))
+        request_id = self._llm.add_request(cold, request_id=f"replay-{job.position}", counted=False)
         self._replays[request_id] = _Replay(job, output)
 
     def take(self, output: RequestOutput) -> bool:
@@ -185,14 +288,7 @@ def _without_more(output: CompletionOutput, count: int | None) -> CompletionOutp
 
 def verify_document(counts: VerifyCounts) -> dict[str, Any]:
     """The counts as they stand in `--summary`."""
-    return {
-        "reused": counts.reused,
-        "replayed": counts.replayed,
-        "equal": counts.equal,
-        "ties": counts.ties,
-        "different": counts.different,
-        "largest_gap": counts.largest_gap,
-    }
+    return asdict(counts)
 
 
 def verify_text(counts: VerifyCounts) -> str:

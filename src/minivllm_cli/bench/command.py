@@ -2,10 +2,44 @@
 
 import typer
 
-from minivllm_cli.bench.flags import BenchFlags
+from minivllm_cli.bench.flags import BenchFlags, check_keys
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.config.flags import EngineFlags, ModelArgument
 from minivllm_cli.console.streams import print_result
+
+_FIGURES = """\
+TTFT          time to first token: from a request's arrival to its first token
+queue         the part of it before the first step that had the request
+ITL           inter-token latency: each gap between two tokens of a request
+TPOT          time per output token: (E2E - TTFT) / (tokens - 1); none for a
+              single token
+E2E           from a request's arrival to its last token
+tok/s         tokens / wall time of the timed part: of a prefill its prompt
+              tokens, of everything else its output tokens
+in/out        tokens of a repetition as they were counted, all requests
+limit         floor / measured time of a decode step. The floor is the bytes
+              that a step must move (weights once, states read and written,
+              keys and values read; from the model's config) / the speed at
+              which this device reads memory, measured at the start
+hit           share of the prompt tokens that came from the prefix cache.
+              KV (kv_hit in JSON): their keys and values were there. used
+              (prefix_hit): a state snapshot was there too, so that they were
+              not computed
+speed-up      tok/s of a variant / of the first variant, repetition by
+              repetition: the median, ± half of the spread
+tokens equal  requests that got the same greedy tokens in both variants. Those
+              of stages sum in different orders, so in 16 bits near ties part
+              them
+pays back     seconds of graph capture / (eager ITL - graph ITL): decode steps
+peak          bytes that tensors held at most in a repetition (CUDA only)
+
+What is timed: of prefill, mixed, prefix and jsonl everything from the first
+step to the last token; of decode only steps after all prompts are in the
+cache, while all requests run side by side. naive computes all tokens before
+each token again. cold does without the prefix cache, warm finds the shared
+prefixes in it. Each sample starts from an empty cache, with prompts of fresh
+random token ids. JSON has all samples, and mean, std and n beside percentiles.
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -24,9 +58,7 @@ def register(app: typer.Typer) -> None:
         minivllm bench --compare base.json new.json --fail-if-slower 3%
         """
         if flags.help_metrics:
-            from minivllm_cli.bench.metrics import METRICS
-
-            print_result(METRICS)
+            print_result(_FIGURES)
             return 0
         flags.check(model)
         output = flags.output_format
@@ -43,6 +75,7 @@ def register(app: typer.Typer) -> None:
         )
         if settings is None:
             return 0
+        check_keys(settings, flags)
         if flags.compare is not None:
             from minivllm_cli.bench.compare import run_compare
 

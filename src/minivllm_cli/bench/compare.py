@@ -1,26 +1,26 @@
 """`bench --compare BASE NEW`: what differs between two saved runs, and what of it is noise. No torch."""
 
 import math
-import shlex
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from minivllm_cli.bench.compare_view import render_comparison, row_title
-from minivllm_cli.bench.flags import BenchFlags, Format
-from minivllm_cli.bench.saved import METRICS, SavedRow, SavedRun, more_repetitions, read_run
+from minivllm_cli.bench.flags import BenchFlags, Format, Metric
+from minivllm_cli.bench.saved import SavedRow, SavedRun, read_run
 from minivllm_cli.bench.stats import FEWEST, interval_of_change
+from minivllm_cli.bench.workload import workload_title
+from minivllm_cli.bench.writer import md_line, number
 from minivllm_cli.command import Invocation
-from minivllm_cli.console.streams import print_result
+from minivllm_cli.console.streams import print_result, strip_controls
+from minivllm_cli.console.table import Column, table_text
 from minivllm_cli.errors import CliError, ExitCode, Problem
-from minivllm_engine.core.escape import listed
+from minivllm_engine.core.escape import escape, listed
 from minivllm_engine.core.units import count_text, parse_fraction
 from minivllm_engine.protocol.strict_json import dump_line
 
-_HIGHER_IS_FASTER = ("tok_s",)
+_LEAST = 1e-18  # below it a quotient could be infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +50,30 @@ def run_compare(run: Invocation, flags: BenchFlags, output: Format) -> int:
     assert flags.compare is not None
     if output not in (Format.TABLE, Format.MD, Format.JSON):
         raise CliError(f"--format {output}: a comparison is a table, md or json")
-    metric, most = _metric(flags.metric), _share(flags.fail_if_slower)
-    base_path, new_path = flags.compare
-    base, new = read_run(base_path), read_run(new_path)
-    for path, one in ((base_path, base), (new_path, new)):
+    metric, most = flags.metric or Metric.TOK_S, _share(flags.fail_if_slower)
+    base, new = runs = [read_run(path) for path in flags.compare]
+    for path, one in zip(flags.compare, runs, strict=True):
         if not one.complete:
             run.console.warn(f"{path} was interrupted: it has some of its rows")
-    _check_common((base_path, base), (new_path, new))
+    _check_rows(flags.compare, runs)
     _check_comparable(run, base, new, force=flags.force)
-    changes = _changes(base, new, metric)
+    changes, left_out = _changes(base, new, metric)
     if not changes:
-        raise CliError(f"no row of both runs has {metric}", hint=f"--metric {METRICS[0]}")
+        raise CliError(f"no row of both runs has {metric}", hint=f"--metric {Metric.TOK_S}")
+    if left_out:
+        has = "has" if len(left_out) == 1 else "have"
+        titles = listed((row.title for row in left_out), most=3)
+        total = count_text(len(left_out) + len(changes), "common row")
+        run.console.warn(f"{len(left_out)} of {total} {has} no {metric} to compare: {titles}")
     document = _document(base, new, metric, changes, [str(path) for path in flags.compare])
+    text = _comparison_text(document, markdown=output is Format.MD)
     if output is Format.JSON:
         print_result(dump_line(document).decode())
-        for line in render_comparison(document, markdown=False).splitlines():
+        for line in text.splitlines():
             run.console.note(line)
     else:
-        print_result(render_comparison(document, markdown=output is Format.MD))
-    if most is not None:
-        _check_samples(changes, {base_path: base, new_path: new}, metric)
-    return _judge(run, changes, most)
-
-
-def _metric(name: str | None) -> str:
-    if name is None:
-        return METRICS[0]
-    if name not in METRICS:
-        near = get_close_matches(name, METRICS, n=1)
-        raise CliError(
-            f"--metric {name}: no such metric", hint=near[0] if near else ", ".join(METRICS)
-        )
-    return name
+        print_result(text)
+    return ExitCode.OK if most is None else _judge(run, changes, most)
 
 
 def _share(text: str | None) -> float | None:
@@ -103,14 +95,14 @@ def _share(text: str | None) -> float | None:
     return share
 
 
-def _check_common(*runs: tuple[Path, SavedRun]) -> None:
+def _check_rows(paths: Sequence[Path], runs: Sequence[SavedRun]) -> None:
     """Refuse runs that share no row, which no `--force` makes comparable."""
-    base, new = ({row.key for row in run.rows} for _, run in runs)
+    base, new = ({row.key for row in run.rows} for run in runs)
     if base & new:
         return
     has = (
-        f"{path} has {listed((row_title(r.workload, r.variant) for r in run.rows), most=3)}"
-        for path, run in runs
+        f"{path} has {listed((row.title for row in run.rows), most=3)}"
+        for path, run in zip(paths, runs, strict=True)
     )
     raise CliError("no row is in both runs: there is nothing to compare", why="\n".join(has))
 
@@ -133,59 +125,35 @@ def _check_comparable(run: Invocation, base: SavedRun, new: SavedRun, *, force: 
     run.console.warn(what)
 
 
-def _changes(base: SavedRun, new: SavedRun, metric: str) -> list[Change]:
-    others = {row.key: row for row in new.rows}
-    found = []
+def _changes(base: SavedRun, new: SavedRun, metric: Metric) -> tuple[list[Change], list[SavedRow]]:
+    """Rows of both runs: what changed, and those that have nothing to compare."""
+    others = {row.key: row.values(metric) for row in new.rows}
+    changes, left_out = [], []
     for row in base.rows:
-        other = others.get(row.key)
-        if other is None:
-            continue
-        before, after = (
-            [v for s in one.samples if (v := getattr(s, metric)) is not None]
-            for one in (row, other)
-        )
-        if before and after and statistics.median(before) > 0 and min(before) > 0:
-            found.append(_change(row, before, after, metric))
-    return found
+        before, after = row.values(metric), others.get(row.key)
+        if before and after and min(before) >= _LEAST:
+            changes.append(_change(row, before, after, metric))
+        elif after is not None:
+            left_out.append(row)
+    return changes, left_out
 
 
-def _change(row: SavedRow, before: list[float], after: list[float], metric: str) -> Change:
+def _change(row: SavedRow, before: list[float], after: list[float], metric: Metric) -> Change:
     base, new = statistics.median(before), statistics.median(after)
     change = new / base - 1
     interval = interval_of_change(before, after)
-    if metric in _HIGHER_IS_FASTER:
-        slower = base / new - 1 if new else float("inf")
-        better = change > 0
-    else:
-        slower, better = change, change < 0
+    slower = base / new - 1 if metric is Metric.TOK_S else change
     if interval is None:
         verdict = "too few"
     elif interval[0] <= 0 <= interval[1]:
         verdict = "within noise"
     else:
-        verdict = "faster" if better else "slower"
+        verdict = "slower" if slower > 0 else "faster"
     return Change(row, base, new, change, interval, slower, verdict)
 
 
-def _check_samples(changes: list[Change], runs: Mapping[Path, SavedRun], metric: str) -> None:
-    few = [change for change in changes if change.interval is None]
-    if not few:
-        return
-    again = [
-        f"minivllm {shlex.join(more_repetitions(one.argv, path, FEWEST))}"
-        for path, one in runs.items()
-        if one.argv and any(0 < row.num_samples(metric) < FEWEST for row in one.rows)
-    ]
-    raise CliError(
-        "--fail-if-slower: too few samples to tell a change from noise in "
-        f"{len(few)} of {count_text(len(changes), 'row')}",
-        why=f"{FEWEST} are needed in both runs, so each --save with --reps {FEWEST} or more",
-        hint=" && ".join(again) or f"minivllm bench --reps {FEWEST} --save FILE",
-    )
-
-
 def _document(
-    base: SavedRun, new: SavedRun, metric: str, changes: list[Change], files: list[str]
+    base: SavedRun, new: SavedRun, metric: Metric, changes: list[Change], files: list[str]
 ) -> dict[str, Any]:
     return {
         "schema_version": 1,
@@ -203,7 +171,7 @@ def _document(
                 "base": change.base,
                 "new": change.new,
                 "change": change.change,
-                "interval": None if change.interval is None else list(change.interval),
+                "interval": change.interval,
                 "verdict": change.verdict,
             }
             for change in changes
@@ -229,18 +197,66 @@ def _differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[Any
     ]
 
 
-def _judge(run: Invocation, changes: list[Change], most: float | None) -> ExitCode:
-    if most is None:
-        return ExitCode.OK
+def _comparison_text(document: dict[str, Any], *, markdown: bool) -> str:
+    """The settings that differ, then a line a row: of a table below the title of its workload."""
+    text = ""
+    for section in ("config", "env"):
+        for key, *values in document["differs"][section]:
+            base, new = ("unset" if v is None else escape(v, 60) for v in values)
+            text += f"{'- ' if markdown else ''}{section} {escape(key, 60)}: {base} → {new}\n"
+    text += "\n" if text else ""
+    names = ["batch", "variant", f"{document['metric']} BASE", "NEW", "Δ %", "95 %", "verdict"]
+    rows = [(workload_title(row["workload"]), _cells(row)) for row in document["rows"]]
+    if markdown:
+        text += md_line(["workload", *names]) + md_line(["---"] * (len(names) + 1))
+        text += "".join(md_line([title, *cells]) for title, cells in rows)
+    else:
+        columns = [Column(name, right=name not in ("variant", "verdict")) for name in names]
+        lines = table_text(columns, [cells for _, cells in rows]).splitlines()
+        text += f"  {lines[0]}\n"
+        last = None
+        for (title, _), line in zip(rows, lines[1:], strict=True):
+            text += f"{title}\n" if title != last else ""
+            text += f"  {line}\n"
+            last = title
+    # Files come from anywhere, and this goes to a terminal.
+    return strip_controls(text)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    interval = row["interval"]
+    return [
+        str(row["workload"]["batch"]),
+        row["variant"],
+        number(row["base"]),
+        number(row["new"]),
+        f"{row['change']:+.1%}",
+        "too few" if interval is None else f"{interval[0]:+.1%} … {interval[1]:+.1%}",
+        row["verdict"],
+    ]
+
+
+def _judge(run: Invocation, changes: list[Change], most: float) -> ExitCode:
+    """Say whether a row is slower by more than `most`.
+
+    Raises:
+        CliError: of some rows it cannot be said.
+    """
+    few = sum(change.interval is None for change in changes)
+    rows = count_text(len(changes), "row")
+    if few:
+        raise CliError(
+            f"--fail-if-slower: too few samples to tell a change from noise in {few} of {rows}",
+            why=f"{FEWEST} are needed in both runs, so each --save with --reps {FEWEST} or more",
+        )
     slower = [c for c in changes if c.verdict == "slower" and c.slower > most]
     if not slower:
         return ExitCode.OK
     worst = max(slower, key=lambda c: c.slower)
-    kind, batch = worst.row.workload.get("kind"), worst.row.workload.get("batch")
     run.console.error(
         Problem(
-            f"slower by more than {most:.1%}: {len(slower)} of {count_text(len(changes), 'row')}",
-            why=f"{kind} batch {batch} {worst.row.variant}: {worst.slower:.1%} slower",
+            f"slower by more than {most:.1%}: {len(slower)} of {rows}",
+            why=f"{worst.row.title}: {worst.slower:.1%} slower",
         )
     )
     return ExitCode.CHECK_FAILED

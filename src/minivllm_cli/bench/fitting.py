@@ -10,7 +10,7 @@ from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.units import count_text
 
 if TYPE_CHECKING:
-    from minivllm_engine.memory.plan import MemoryPlan
+    from minivllm_engine.memory.layout import MemoryPlan
 
 # What a step computes where nothing is set, on a CPU; more on a GPU, where less is spare.
 _STEP_TOKENS = 2048

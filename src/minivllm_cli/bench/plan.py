@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from minivllm_cli import engine as engine_factory
 from minivllm_cli.bench.fitting import Misfit, misfit, sized
 from minivllm_cli.bench.flags import BenchFlags
-from minivllm_cli.bench.measuring import Times
 from minivllm_cli.bench.preflight import check_uses
 from minivllm_cli.bench.smaller_rows import TooLarge
-from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, arms_of
-from minivllm_cli.bench.workload import USES, Workload, own_workloads, suite_workloads
+from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, variants_of
+from minivllm_cli.bench.workload import Workload, own_workloads, suite_workloads
 from minivllm_cli.config.bench_options import SHAPING
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import Console
@@ -43,7 +42,8 @@ class BenchPlan:
 
     settings: Settings
     engines: tuple[EngineRun, ...]
-    times: Times
+    reps: int
+    warmup: int
     percents: tuple[float, ...]
     skipped: tuple[str, ...]
 
@@ -52,10 +52,8 @@ class BenchPlan:
         return self.engines[-1].prepared
 
     @property
-    def num_samples(self) -> int:
-        """Samples of all variants, warm-ups included."""
-        variants = sum(len(variants) for engine in self.engines for _, variants in engine.cases)
-        return variants * (self.times.reps + self.times.warmup)
+    def num_rows(self) -> int:
+        return sum(len(variants) for engine in self.engines for _, variants in engine.cases)
 
 
 def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchPlan:
@@ -69,11 +67,10 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     reps = options.reps
     if is_suite and options.suite == "quick" and "bench.reps" not in settings.entries:
         reps = _QUICK_REPS
-    times = Times(reps, options.warmup)
     if flags.eager and not flags.graph and "graph.enabled" not in settings.entries:
         settings = settings.with_value("graph.enabled", False)
     prepared = _prepared_for(settings, flags, workloads, is_suite=is_suite)
-    variants = _arms(prepared, flags)
+    variants = _variants(prepared, flags)
     kept, misfits = _fitting(prepared, workloads)
     if misfits and not is_suite:
         error = _too_large(settings, flags, workloads).error()
@@ -85,10 +82,10 @@ def make_plan(settings: Settings, flags: BenchFlags, console: Console) -> BenchP
     if is_suite and options.suite == "stages":
         engines = _stages(settings, flags, prepared, kept, variants)
     else:
-        engines = [EngineRun(prepared, tuple((w, arms_of(w, variants)) for w in kept))]
+        engines = [EngineRun(prepared, tuple((w, variants_of(w, variants)) for w in kept))]
     cases = [case for engine in engines for case in engine.cases]
     check_uses(settings, flags, prepared, cases, is_suite=is_suite)
-    return BenchPlan(settings, tuple(engines), times, options.percentiles, skipped)
+    return BenchPlan(settings, tuple(engines), reps, options.warmup, options.percentiles, skipped)
 
 
 def _workloads(settings: Settings, console: Console) -> tuple[list[Workload], bool]:
@@ -121,19 +118,10 @@ def _without_suite(settings: Settings, is_set: Sequence[str]) -> str:
     typed = [settings.source(f"bench.{k}") for k in is_set if _is_typed(settings, f"bench.{k}")]
     less = f"leave out {' and '.join(typed)}"
     kind = next((kind for kind in _BY_USE if _has(kind, settings, is_set)), None)
-    if kind is None:
-        return less
-    suite = settings.source("bench.suite")
-    if not suite.startswith("--"):
-        return f"--workload {kind}, or {less}"
-    if suite == "--suite":
-        suite += f" {settings.bench.suite}"
-    return f"--workload {kind} in place of {suite}, or {less}"
+    return less if kind is None else f"--workload {kind} in place of the suite, or {less}"
 
 
 def _has(kind: str, settings: Settings, is_set: Sequence[str]) -> bool:
-    if not set(is_set) <= set(USES[kind]):
-        return False
     try:
         own_workloads(settings.bench.model_copy(update={"workload": kind}), is_set)
     except CliError:
@@ -151,7 +139,7 @@ def _prepare(settings: Settings, flags: BenchFlags) -> "PreparedModel":
     return engine_factory.prepare_model(settings, "bench")
 
 
-def _arms(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:
+def _variants(prepared: "PreparedModel", flags: BenchFlags) -> tuple[Variant, ...]:
     device, enabled = prepared.config.engine.device, prepared.config.graph.enabled
     if flags.graph and device != "cuda":
         raise CliError(

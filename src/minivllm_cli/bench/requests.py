@@ -3,11 +3,23 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from minivllm_cli.batch.prompts import PromptBuilder
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.config.number_lists import Length
+from minivllm_cli.config.bench_options import Length
+from minivllm_cli.config.settings import Settings
+from minivllm_cli.console.streams import Console
+from minivllm_cli.errors import CliError, Problem
+from minivllm_cli.files.input_file import InputFile
+from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.protocol.line_parser import LineParser
+from minivllm_engine.protocol.lines import BadLine
+
+if TYPE_CHECKING:
+    from minivllm_engine.engine.prepare import PreparedModel
 
 # Every choice made, so that no generation config adds a penalty: argmax, and no end but the length.
 _GREEDY = SamplingParams(
@@ -41,11 +53,11 @@ class BenchRequest:
     chat: bool = False
 
     def for_engine(self) -> dict[str, Any]:
-        """The form that `LLM.add_request` takes."""
+        """Write the form that `LLM.add_request` takes."""
         return {"prompt_token_ids": list(self.prompt_ids), "chat": self.chat}
 
     def with_params(self, **changes: Any) -> "BenchRequest":
-        """The same, sampled in another way."""
+        """Copy it, sampled in another way."""
         return replace(self, params=self.params.model_copy(update=changes))
 
 
@@ -64,7 +76,7 @@ class Repetition:
 def make_repetition(
     workload: Workload, number: int, vocab_size: int, lines: Sequence[BenchRequest] = ()
 ) -> Repetition:
-    """The requests of repetition `number`; the same number gives the same ids, in any process.
+    """Make the requests of repetition `number`; the same number gives the same ids, in any process.
 
     Lengths that are drawn do not depend on it: times of repetitions can be compared.
 
@@ -107,3 +119,48 @@ def _ids(rng: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
 
 def _draw(rng: random.Random, length: Length) -> int:
     return rng.randint(length.low, length.high)
+
+
+def read_lines(
+    path: str, limit: int, settings: Settings, prepared: "PreparedModel", console: Console
+) -> list[BenchRequest]:
+    """Read the first `limit` lines of a file, 0 for all, as `generate` reads them.
+
+    Raises:
+        CliError: the file cannot be read, is empty, or has a line that cannot be run.
+    """
+    from minivllm_engine.engine.input_processor import InputProcessor
+
+    try:
+        file = InputFile.open(path, console)
+        file.check_is_lines()
+    except CliError as error:
+        what = error.problems[0].what
+        raise CliError(what, hint="--workload jsonl:FILE, or jsonl:- for stdin") from None
+    parser = LineParser()
+    builder = PromptBuilder(prepared.tokenizer, prepared.plan.max_model_len)
+    engine = InputProcessor(prepared)
+    requests, problems = [], []
+    for index, (number, raw) in enumerate(islice(file.lines(), limit or None)):
+        line = parser.parse(number, index, raw)
+        if isinstance(line, BadLine):
+            place = f"{file.name}:{line.number}:{line.column}"
+            problems.append(Problem(f"{place}: {line.message} ({line.code})", hint=line.hint))
+            continue
+        params = settings.sampling(line.params, index=index)
+        own = line.params.model_copy(update={"seed": params.seed})
+        try:
+            prompt = builder.build(line, params)
+            request = BenchRequest(str(line.id), prompt.ids, own, None, chat=prompt.request.chat)
+            engine.admit(engine.read(request.for_engine(), own, index), request.name)
+        except RequestError as error:
+            what = f"{file.name}:{number}: {error.what}"
+            problems.append(Problem(what, why=error.why, hint=error.hint))
+            continue
+        requests.append(request)
+    file.close()
+    if problems:
+        raise CliError(problems[:5])
+    if not requests:
+        raise CliError(f"{file.name} holds no prompts (empty_file)")
+    return requests

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minivllm_cli.bench.requests import BenchRequest, Repetition
 from minivllm_cli.bench.variant import Variant
@@ -46,38 +46,44 @@ class _Track:
             self.gaps += [0.0] * (new - 1)
         self.count, self.last = count, now
 
+    @property
+    def done(self) -> RequestOutput:
+        """The output that came last; there was one."""
+        assert self.output is not None
+        return self.output
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What came of a repetition of an variant. Times in seconds, one entry a request (of `itl`: a token).
+    """What came of a repetition of a variant. Times in seconds, one entry a request (of `itl`: a token).
 
     Attributes:
         wall: of the timed part alone.
         in_tokens, out_tokens: counted in the timed part; of decode, what was there when it began, and
             what was made in it.
         steps: of the engine in the timed part.
-        context: tokens in the KV cache of a sequence in a timed decode step, on average.
+        context: tokens in the KV cache of a sequence in a timed decode step, on average; of decode alone.
         tokens: of each request, in the order of the requests.
         prompt_tokens, cached_tokens, kv_matched: of all requests, as the engine reports them.
     """
 
     wall: float
-    in_tokens: int
     out_tokens: int
     steps: int
-    context: float
-    ttft: tuple[float, ...]
-    itl: tuple[float, ...]
-    tpot: tuple[float, ...]
-    e2e: tuple[float, ...]
-    queue: tuple[float, ...]
+    in_tokens: int
     tokens: tuple[tuple[int, ...], ...]
     prompt_tokens: int
     cached_tokens: int
     kv_matched: int
+    context: float = 0.0
+    itl: tuple[float, ...] = ()
+    ttft: tuple[float, ...] = ()
+    tpot: tuple[float, ...] = ()
+    e2e: tuple[float, ...] = ()
+    queue: tuple[float, ...] = ()
 
     def tok_s(self, workload: Workload) -> float:
-        """Throughput: of a prefill its prompt tokens, of everything else its output tokens."""
+        """Tell the throughput: of a prefill its prompt tokens, of everything else its output tokens."""
         tokens = self.in_tokens if workload.kind == "prefill" else self.out_tokens
         return tokens / self.wall
 
@@ -110,6 +116,19 @@ def take_sample(
         runner.drop()
 
 
+def engine_step(llm: "LLM") -> list[RequestOutput]:
+    """Run a step of the engine.
+
+    Raises:
+        EngineDied: it failed.
+    """
+    try:
+        return llm.step()
+    except Exception as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise EngineDied(f"engine failed: {what}") from error
+
+
 class _Runner:
     """Feeds requests to an engine and watches them."""
 
@@ -130,13 +149,8 @@ class _Runner:
         return track
 
     def step(self) -> None:
-        """One step of the engine; its news go to the tracks."""
-        try:
-            outputs = self.llm.step()
-        except Exception as error:
-            raise EngineDied(
-                f"engine failed: {' '.join(str(error).split()) or type(error).__name__}"
-            ) from error
+        """Run a step of the engine; its news go to the tracks."""
+        outputs = engine_step(self.llm)
         now = time.perf_counter()
         for output in outputs:
             track = self._running.get(output.request_id)
@@ -174,17 +188,23 @@ def _whole(runner: _Runner, requests: Sequence[BenchRequest], workload: Workload
     """Everything is timed: from the first step to the last token."""
     before = runner.llm.stats().num_steps
     tracks = runner.run(requests, workload.batch)
-    wall = max(track.last for track in tracks) - runner.began
-    steps = runner.llm.stats().num_steps - before
     for track in tracks:
         _check_lengths(track)
-    return _sample(tracks, wall, steps, out_tokens=sum(track.count for track in tracks))
+    return Sample(
+        wall=max(track.last for track in tracks) - runner.began,
+        out_tokens=sum(track.count for track in tracks),
+        steps=runner.llm.stats().num_steps - before,
+        ttft=tuple(t.first - t.arrived for t in tracks),
+        tpot=tuple((t.last - t.first) / (t.count - 1) for t in tracks if t.count > 1),
+        e2e=tuple(track.last - track.arrived for track in tracks),
+        queue=tuple(q for track in tracks if (q := track.done.timing.queue_s) is not None),
+        **_counts(tracks),
+    )
 
 
 def _check_lengths(track: _Track) -> None:
-    asked, output = track.request, track.output
-    assert output is not None
-    got = (output.usage.prompt_tokens, track.count)
+    asked = track.request
+    got = (track.done.usage.prompt_tokens, track.count)
     wanted = (len(asked.prompt_ids), track.count if asked.gen is None else asked.gen)
     if got != wanted:
         raise EngineDied(
@@ -217,11 +237,12 @@ def _decode(runner: _Runner, workload: Workload, repetition: Repetition) -> Samp
     depths = [len(t.request.prompt_ids) + c - 1 for t, c in zip(tracks, counts, strict=True)]
     context = sum(depths) / len(depths) + (made / len(tracks) - 1) / 2
     steps = after.num_steps - before.num_steps
-    return _decode_sample(tracks, wall, steps, made, context, keep=gen + 1)
+    # Of a request, only the timed part counts; when it came and how long it took in all says nothing.
+    return Sample(wall, made, steps, context=context, **_counts(tracks, keep=gen + 1))
 
 
 def decode_spare(workload: Workload, step_tokens: int) -> int:
-    """Tokens beyond `gen` that a request of `decode` may need.
+    """Count the tokens beyond `gen` that a request of `decode` may need.
 
     The first prompts that are read go on decoding while the last ones are read, a token a step. A step
     has room for `step_tokens`, of which decodes leave a quarter to prompts.
@@ -236,7 +257,6 @@ def _check_running(llm: "LLM", workload: Workload, before: int, after: int) -> N
         raise EngineDied(
             f"{running} of {workload.batch} requests were running side by side",
             why=f"{after - before} were preempted: KV blocks or state slots ran out",
-            hint=f"--batch {max(running // 2, 1)}, or a smaller --depth",
         )
 
 
@@ -251,46 +271,27 @@ def _naive(runner: _Runner, workload: Workload, repetition: Repetition) -> Sampl
         one = request.with_params(max_tokens=1, prefix_cache=False)
         before = runner.llm.stats().num_steps
         (last,) = runner.run([replace(one, prompt_ids=(*request.prompt_ids, *made))], 1)
-        assert last.output is not None
-        made += last.output.outputs[0].token_ids
+        made += last.done.outputs[0].token_ids
         if track.output is None:
             track.first = last.last
         else:
             track.gaps.append(last.last - track.last)
             steps += runner.llm.stats().num_steps - before
         track.last, track.output = last.last, last.output
-    assert track.output is not None
-    track.output.outputs[0].token_ids = made
+    track.done.outputs[0].token_ids = made
     context = len(request.prompt_ids) + (gen - 1) / 2
-    return _decode_sample([track], track.last - track.first, steps, gen, context, keep=gen + 1)
+    wall = track.last - track.first
+    return Sample(wall, gen, steps, context=context, **_counts([track], keep=gen + 1))
 
 
-def _decode_sample(
-    tracks: Sequence[_Track], wall: float, steps: int, made: int, context: float, keep: int
-) -> Sample:
-    # Of a request, only the timed part counts; when it came and how long it took in all says nothing.
-    whole = _sample(tracks, wall, steps, made, keep=keep)
-    return replace(whole, context=context, ttft=(), tpot=(), e2e=(), queue=())
-
-
-def _sample(
-    tracks: Sequence[_Track], wall: float, steps: int, out_tokens: int, keep: int | None = None
-) -> Sample:
-    outputs = [track.output for track in tracks if track.output is not None]
-    ends = [(t.first, t.last, t.count) for t in tracks]
-    return Sample(
-        wall=wall,
-        in_tokens=sum(len(track.request.prompt_ids) for track in tracks),
-        out_tokens=out_tokens,
-        steps=steps,
-        context=0.0,
-        ttft=tuple(t.first - t.arrived for t in tracks),
-        itl=tuple(gap for track in tracks for gap in track.gaps),
-        tpot=tuple((last - first) / (count - 1) for first, last, count in ends if count > 1),
-        e2e=tuple(track.last - track.arrived for track in tracks),
-        queue=tuple(o.timing.queue_s for o in outputs if o.timing.queue_s is not None),
-        tokens=tuple(tuple(chain(*(c.token_ids[:keep] for c in o.outputs))) for o in outputs),
-        prompt_tokens=sum(output.usage.prompt_tokens for output in outputs),
-        cached_tokens=sum(output.usage.cached_tokens for output in outputs),
-        kv_matched=sum(output.usage.kv_matched for output in outputs),
-    )
+def _counts(tracks: Sequence[_Track], keep: int | None = None) -> dict[str, Any]:
+    """What samples of every kind have; of each answer the first `keep` tokens."""
+    outputs = [track.done for track in tracks]
+    return {
+        "in_tokens": sum(len(track.request.prompt_ids) for track in tracks),
+        "itl": tuple(gap for track in tracks for gap in track.gaps),
+        "tokens": tuple(tuple(chain(*(c.token_ids[:keep] for c in o.outputs))) for o in outputs),
+        "prompt_tokens": sum(output.usage.prompt_tokens for output in outputs),
+        "cached_tokens": sum(output.usage.cached_tokens for output in outputs),
+        "kv_matched": sum(output.usage.kv_matched for output in outputs),
+    }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from minivllm_cli.bench.fitting import Misfit, misfit, row_name, sized
 from minivllm_cli.bench.workload import USES, Workload
-from minivllm_cli.config.number_lists import Length
+from minivllm_cli.config.bench_options import Length
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
 from minivllm_cli.errors import CliError, ExitCode

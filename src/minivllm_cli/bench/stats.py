@@ -13,7 +13,7 @@ FEWEST = 5  # samples of which an interval can be made
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of `values` lie, interpolated. There is at least one value."""
+    """Tell the value below which `percent` of `values` lie, interpolated. There is at least one value."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = int(place)
@@ -22,7 +22,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def describe(values: Sequence[float], percents: Sequence[float], *, scale: float) -> dict[str, Any]:
-    """Percentiles, mean, standard deviation and number of `values` times `scale`; {} where there are none."""
+    """List percentiles, mean, standard deviation and number of `values` times `scale`; {} without any."""
     if not values:
         return {}
     scaled = [value * scale for value in values]
@@ -35,7 +35,7 @@ def describe(values: Sequence[float], percents: Sequence[float], *, scale: float
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, smallest, largest, mean, standard deviation and number of `values`."""
+    """List median, smallest, largest, mean, standard deviation and number of `values`."""
     return {
         "median": statistics.median(values),
         "min": min(values),
@@ -47,8 +47,10 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def outliers(values: Sequence[float]) -> list[int]:
-    """Places of values with a modified z-score above 3.5; of fewer than 5 values, of those that are off
-    by more than a factor of 2."""
+    """Find the places of values with a modified z-score above 3.5.
+
+    Of fewer than 5 values, of those that are off by more than a factor of 2.
+    """
     if not values:
         return []
     median = statistics.median(values)
@@ -61,9 +63,9 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 
 def interval_of_change(base: Sequence[float], new: Sequence[float]) -> tuple[float, float] | None:
-    """95 % bootstrap interval of median(new) / median(base) - 1; None for fewer than 5 samples a side.
+    """Compute the 95 % bootstrap interval of median(new) / median(base) - 1.
 
-    The same samples give the same interval.
+    None for fewer than 5 samples a side. The same samples give the same interval.
     """
     if min(len(base), len(new)) < FEWEST:
         return None

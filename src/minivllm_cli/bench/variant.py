@@ -25,8 +25,8 @@ class Variant:
 EAGER, GRAPH = Variant("eager"), Variant("graph", graph=True)
 
 
-def arms_of(workload: Workload, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """The variants of a workload: each twice where it is about the cache, the cold one first."""
+def variants_of(workload: Workload, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """List the variants of a workload: each twice where it is about the cache, the cold one first."""
     if not workload.with_and_without_cache:
         return variants
     return tuple(

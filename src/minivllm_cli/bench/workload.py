@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from minivllm_cli.config.bench_options import JSONL, BenchOptions
-from minivllm_cli.config.number_lists import Length, as_length
+from minivllm_cli.config.bench_options import BenchOptions, Length, as_length
 from minivllm_cli.errors import CliError
 
 Kind = Literal["prefill", "decode", "mixed", "prefix", "jsonl", "stages"]
@@ -28,6 +27,7 @@ IDENTITY: Mapping[str, tuple[str, ...]] = {
     "prefix": ("depth", "prompt_len", "num_prompts", "gen_len", "groups"),
     "jsonl": ("file",),
 }
+_LABELS = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests"}
 # The request of one token more than a warm prefix needs, and what follows it.
 _PREFIX_DEFAULTS: Mapping[str, Any] = {"prompt_len": (64,), "gen_len": (16,), "depth": (512,)}
 
@@ -59,12 +59,12 @@ class Workload:
 
     @property
     def times_decode(self) -> bool:
-        """Is it decode steps alone that are timed?"""
+        """Whether decode steps alone are timed."""
         return self.kind in ("decode", "stages")
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Can requests begin alike? Random ones of their own never do."""
+        """Whether requests can begin alike: random ones of their own never do."""
         return self.kind in ("prefix", "jsonl")
 
     @property
@@ -77,7 +77,7 @@ class Workload:
         return self.depth + self.prompt.high + self.gen.high
 
     def document(self) -> dict[str, Any]:
-        """What says which row this is, in JSON and in a comparison."""
+        """Write what says which row this is, in JSON and in a comparison."""
         values: dict[str, Any] = {
             "depth": self.depth,
             "prompt_len": _plain(self.prompt),
@@ -92,15 +92,18 @@ class Workload:
 
     @property
     def title(self) -> str:
-        """What all rows of a table have in common, but for the batch."""
-        parts: list[str] = [self.kind]
-        for name, value in self.document().items():
-            if name in ("kind", "batch") or (name == "num_prompts" and value == self.batch):
-                continue
-            label = {"prompt_len": "prompt", "gen_len": "gen", "num_prompts": "requests"}
+        """As `workload_title`."""
+        return workload_title(self.document())
+
+
+def workload_title(document: Mapping[str, Any]) -> str:
+    """Name what rows of a table have in common, but for the batch: "decode · depth 4 · gen 8"."""
+    parts = [str(document["kind"])]
+    for name, value in document.items():
+        if name not in ("kind", "batch") and (name, value) != ("num_prompts", document["batch"]):
             shown = f"{value:,}" if isinstance(value, int) else str(value)
-            parts.append(f"{label.get(name, name)} {shown}")
-        return " · ".join(parts)
+            parts.append(f"{_LABELS.get(name, name)} {shown}")
+    return " · ".join(parts)
 
 
 def _plain(length: Length) -> int | str:
@@ -108,7 +111,7 @@ def _plain(length: Length) -> int | str:
 
 
 def suite_workloads(name: str) -> list[Workload]:
-    """The rows of a suite; `quick` makes 3 repetitions where nothing is set."""
+    """List the rows of a suite; `quick` makes 3 repetitions where nothing is set."""
     prefills = [_prefill(512), _prefill(2048)]
     decodes = [_decode(1, 128, 512), _decode(8, 128, 512)]
     match name:
@@ -149,7 +152,7 @@ def _prefixes() -> list[Workload]:
 
 
 def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload]:
-    """The rows of `--workload`: one for each combination of the lists.
+    """List the rows of `--workload`: one for each combination of the lists.
 
     Args:
         is_set: the keys of SHAPING that somebody set; others have defaults that depend on the kind.
@@ -158,28 +161,21 @@ def own_workloads(options: BenchOptions, is_set: Sequence[str]) -> list[Workload
         CliError: a key is set that this kind does not use, or values that cannot be.
     """
     assert options.workload is not None
-    kind = "jsonl" if options.workload.startswith(JSONL) else options.workload
+    kind, _, file = options.workload.partition(":")
     for key in is_set:
         if key not in USES[kind]:
             raise CliError(
                 f"bench.{key} is nothing that the workload {kind} has",
                 hint=f"it has {', '.join(USES[kind])}",
             )
-
-    def value(key: str) -> Any:
-        if kind == "prefix" and key in _PREFIX_DEFAULTS and key not in is_set:
-            return _PREFIX_DEFAULTS[key]
-        return getattr(options, key)
-
+    if kind == "prefix":
+        ours = {key: value for key, value in _PREFIX_DEFAULTS.items() if key not in is_set}
+        options = options.model_copy(update=ours)
     if kind == "jsonl":
-        return [
-            Workload(
-                "jsonl", batch, num_prompts=options.num_prompts or 0, file=options.workload[6:]
-            )
-            for batch in value("batch")
-        ]
+        most = options.num_prompts or 0
+        return [Workload("jsonl", batch, num_prompts=most, file=file) for batch in options.batch]
     lists = [
-        value(key) if key in USES[kind] else (None,)
+        getattr(options, key) if key in USES[kind] else (None,)
         for key in ("depth", "prompt_len", "gen_len", "batch")
     ]
     return [_row(kind, options, *choice) for choice in product(*lists)]
@@ -195,12 +191,12 @@ def _row(
 ) -> Workload:
     if kind == "prefix" and not depth:
         raise CliError(
-            "bench.depth 0: the workload prefix shares that many tokens", hint="--depth 512"
+            "bench.depth 0: the workload prefix shares that many tokens", hint="--depth 64"
         )
     if kind == "decode" and isinstance(gen, str):
         raise CliError(
-            f"bench.gen_len {gen}: the requests of decode run side by side",
-            hint="--workload mixed for lengths that differ",
+            f"bench.gen_len {gen}: the answers of decode have one length",
+            why="its requests run side by side all the time; those of mixed may differ",
         )
     return Workload(
         kind,

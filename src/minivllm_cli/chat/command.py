@@ -4,18 +4,20 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from minivllm_cli.command import Invocation, command
 from minivllm_cli.config.flags import (
-    CacheDumpOption,
     EngineFlags,
     ModelArgument,
     OptionGroup,
     SamplingFlags,
     ThinkFlags,
+    cache_dump_flag,
+    flag,
+    switch,
 )
 from minivllm_cli.errors import CliError, ExitCode
 from minivllm_cli.startup import configure
@@ -23,52 +25,23 @@ from minivllm_cli.startup import configure
 if TYPE_CHECKING:
     from minivllm_cli.config.settings import Settings
 
-_CHAT = "Chat"
-
-
-def _option(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=_CHAT
-    )
-
 
 @dataclass(frozen=True)
 class ChatFlags(OptionGroup):
     """Flags of `chat` alone."""
 
-    config_paths: ClassVar[dict[str, str]] = {"system": "chat.system"}
+    panel: ClassVar[str] = "Chat"
 
-    system: Annotated[
-        str | None, _option("--system", metavar="TEXT", help="System text  [chat.system]")
-    ] = None
-    load: Annotated[
-        Path | None, _option("--load", metavar="FILE", help="Go on with a chat that /save wrote")
-    ] = None
-    transcript: Annotated[
-        Path | None,
-        _option("--transcript", metavar="FILE", help="Append each turn to this .jsonl file"),
-    ] = None
-    resume: Annotated[
-        bool, _option("--resume", help="With --transcript: go on with the chat in it")
-    ] = False
-    no_stats: Annotated[
-        bool, _option("--no-stats", help="No line of figures after an answer  [chat.stats]")
-    ] = False
-    no_history: Annotated[
-        bool,
-        _option("--no-history", help="Neither read nor store what is typed  [chat.history]"),
-    ] = False
-    vi: Annotated[bool, _option("--vi", help="vi keys at the prompt")] = False
-    cache_dump: CacheDumpOption = None
-
-    def typed(self) -> dict[str, tuple[str, Any]]:
-        """As in other groups; a flag that switches off sets its key to false."""
-        found = super().typed()
-        if self.no_stats:
-            found["chat.stats"] = ("--no-stats", False)
-        if self.no_history:
-            found["chat.history"] = ("--no-history", False)
-        return found
+    system: str | None = flag("System text", key="chat.system")
+    load: Path | None = flag("Go on with a chat that /save wrote", metavar="FILE")
+    transcript: Path | None = flag("Append each turn to this .jsonl file", metavar="FILE")
+    resume: bool = switch("With --transcript: go on with the chat in it")
+    no_stats: bool = switch("No line of figures after an answer", key="chat.stats", sets=False)
+    no_history: bool = switch(
+        "Neither read nor store what is typed", key="chat.history", sets=False
+    )
+    vi: bool = switch("vi keys at the prompt")
+    cache_dump: Path | None = cache_dump_flag()
 
 
 def register(app: typer.Typer) -> None:
@@ -109,8 +82,8 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
         raise CliError("--resume goes with --transcript FILE")
     if flags.load is not None and flags.resume:
         raise CliError("--load and --resume exclude each other: both bring a chat")
-    from minivllm_cli.chat.opening import open_chat, run_piped, run_repl
-    from minivllm_cli.chat.piped import read_question
+    from minivllm_cli.chat.opening import open_chat, run_repl
+    from minivllm_cli.chat.piped import answer_once, read_question
     from minivllm_cli.config.typed_options import remedies_as_typed
 
     run.interrupts.activity = "reading stdin"
@@ -127,4 +100,4 @@ def _start(run: Invocation, settings: "Settings", flags: ChatFlags) -> int:
     with remedies_as_typed(settings), opened as chat:
         if question is None:
             return run_repl(run, chat, vi=flags.vi)
-        return run_piped(run, chat, question)
+        return answer_once(run, chat, question)

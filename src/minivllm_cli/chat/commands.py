@@ -2,19 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
-from minivllm_cli.chat import file_commands, settings_commands, show_commands, turn_commands
-from minivllm_cli.chat.arguments import no_argument
-from minivllm_cli.chat.leaving import LeaveChat
+from minivllm_cli.chat import settings_commands, show_commands, turn_commands
+from minivllm_cli.chat.repl import Repl
 from minivllm_cli.chat.session import SAMPLING_KEYS
 from minivllm_cli.errors import CliError
-
-if TYPE_CHECKING:
-    from minivllm_cli.chat.repl import Repl
-
-Choices = tuple[tuple[str, str], ...]
+from minivllm_engine.core.suggest import suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +15,7 @@ class Command:
     """One slash command.
 
     Attributes:
-        usage: what may follow the name, for people.
+        usage: what may follow the name, for people; empty where nothing may.
         run: called with the REPL and the rest of the line. Raises CliError for a wrong argument.
         choices: words that may follow the name, each with a line of help.
         takes_path: a file name may follow.
@@ -31,25 +24,22 @@ class Command:
     name: str
     usage: str
     help: str
-    run: Callable[["Repl", str], None]
-    choices: Choices = ()
+    run: Callable[[Repl, str], None]
+    choices: tuple[tuple[str, str], ...] = ()
     takes_path: bool = False
 
 
-def _leave(repl: "Repl", argument: str) -> None:
-    no_argument("/exit", argument)
-    raise LeaveChat
-
-
-def _help(repl: "Repl", argument: str) -> None:
-    no_argument("/help", argument)
+def _help(repl: Repl, argument: str) -> None:
     rows = [(f"{command.name} {command.usage}".rstrip(), command.help) for command in COMMANDS]
-    rows += _KEYS
-    width = max(len(left) for left, _ in rows)
     history = repl.history.path if repl.history is not None else "off (--no-history)"
-    rows.append(("history file", str(history)))
+    rows += [*_KEYS, ("history file", str(history))]
+    width = max(len(left) for left, _ in rows)
     lines = [f"{left:<{width}}  {right}" for left, right in rows]
     repl.screen.print("\n".join(lines), indent=width + 2)
+
+
+def _exit(repl: Repl, argument: str) -> None:
+    raise EOFError  # as Ctrl-D
 
 
 _KEYS = [
@@ -78,45 +68,40 @@ COMMANDS: tuple[Command, ...] = (
     Command("/branches", "[NAME]", "list the branches, or go on from one", turn_commands.branches),
     Command(
         "/system",
-        "TEXT",
+        "[TEXT]",
         "replace the system text; @FILE reads it, - removes it",
         settings_commands.system,
         takes_path=True,
     ),
     Command(
         "/set",
-        "KEY VALUE",
+        "[KEY VALUE]",
         "set a sampling key; null takes it back",
         settings_commands.set_key,
         choices=tuple((key, "sampling key") for key in SAMPLING_KEYS),
     ),
-    Command("/seed", "N", "set the seed", settings_commands.seed),
+    Command("/seed", "[N]", "set the seed", settings_commands.seed),
     Command(
         "/think",
-        "WORD",
+        "[WORD]",
         "thinking: on, off, show, fold, hide, keep, drop",
         settings_commands.think,
         choices=settings_commands.THINK_CHOICES,
     ),
     Command(
         "/stats",
-        "on|off",
-        "the line after each answer",
+        "[on|off]",
+        "the line after each answer; alone: what the chat has cost",
         settings_commands.stats,
         choices=(("on", "show it"), ("off", "do not")),
     ),
-    Command(
-        "/multi",
-        "",
-        "swap the keys Enter and Alt-Enter",
-        settings_commands.multi,
-    ),
+    Command("/multi", "", "swap the keys Enter and Alt-Enter", settings_commands.multi),
     Command(
         "/show",
-        "TOPIC",
-        ", ".join(name for name, _ in show_commands.TOPICS),
+        "[TOPIC]",
+        ", ".join(show_commands.TOPICS),
         show_commands.show,
-        choices=show_commands.TOPICS,
+        choices=tuple((name, text) for name, (text, _) in show_commands.TOPICS.items()),
     ),
     Command("/cache", "", "KV blocks, state slots, snapshots, reuse", show_commands.cache),
     Command("/why", "", "why the last answer reused no more", show_commands.why),
@@ -125,53 +110,57 @@ COMMANDS: tuple[Command, ...] = (
         "/save",
         "FILE",
         "write this chat to a .json, .jsonl or .md file",
-        file_commands.save,
+        turn_commands.save,
         takes_path=True,
     ),
     Command(
         "/load",
         "FILE",
         "go on with a saved chat and its settings",
-        file_commands.load,
+        turn_commands.load,
         takes_path=True,
     ),
     Command(
         "/history",
-        "clear",
-        "forget what was typed",
-        file_commands.clear_history,
+        "[clear]",
+        "where typed texts are kept; clear forgets them",
+        settings_commands.history,
         choices=(("clear", "empty the history file"),),
     ),
-    Command("/exit", "", "leave (also /quit, /bye, exit, quit)", _leave),
+    Command("/exit", "", "leave (also /quit, /bye, exit, quit)", _exit),
 )
+_BY_NAME = {command.name: command for command in COMMANDS}
+_BY_NAME |= dict.fromkeys(("/quit", "/bye"), _BY_NAME["/exit"])
 
-_ALIASES = {"/quit": "/exit", "/bye": "/exit"}
 
-
-def find_command(name: str) -> Command:
-    """The command of exactly that name.
+def run_command(repl: Repl, name: str, argument: str) -> None:
+    """Run the command of exactly that name.
 
     Raises:
-        CliError: there is none; it names the nearest.
+        CliError: there is none, and it names the nearest; or the argument will not do.
+        EngineError: what it asks of the engine is refused.
+        EOFError: the user leaves.
     """
-    by_name = {command.name: command for command in COMMANDS}
-    found = by_name.get(_ALIASES.get(name, name))
-    if found is not None:
-        return found
-    near = get_close_matches(name.lower(), [*by_name, *_ALIASES], n=1)
-    raise CliError(
-        f"unknown command {name}",
-        why="nothing was sent",
-        hint=f"{near[0] if near else '/help'}, or /{name} to say it to the model",
-    )
+    command = _BY_NAME.get(name)
+    if command is None:
+        topic = f"/show {name[1:]}" if name[1:] in show_commands.TOPICS else None
+        near = topic or suggest(name.lower(), _BY_NAME) or "/help"
+        raise CliError(
+            f"unknown command {name}",
+            why="nothing was sent",
+            hint=f"{near}, or /{name} to say it to the model",
+        )
+    if argument and not command.usage:
+        raise CliError(f"{name} takes no argument, not {argument!r}")
+    command.run(repl, argument)
 
 
 def complete(line: str) -> Sequence[tuple[str, str]] | None:
-    """What may stand at the end of `line`: (word, help) pairs; None for a file name."""
-    name, blank, _ = line.partition(" ")
+    """Tell what may stand at the end of `line`: (word, help) pairs; None for a file name."""
+    name, blank, rest = line.partition(" ")
     if not blank:
         return [(command.name, command.help) for command in COMMANDS]
-    command = next((command for command in COMMANDS if command.name == name), None)
-    if command is None or " " in line[len(name) + 1 :]:
+    command = _BY_NAME.get(name)
+    if command is None or " " in rest:
         return []
     return None if command.takes_path else command.choices

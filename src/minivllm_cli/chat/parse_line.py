@@ -1,9 +1,11 @@
-"""What a typed text is: a message, a command, a wish to leave, or nothing."""
+"""What a typed text is: a message, a command with its argument, a wish to leave, or nothing."""
 
 from dataclasses import dataclass
 
+from minivllm_cli.errors import CliError
+
 FENCE = '"""'
-_LEAVE = ("exit", "quit")
+_LEAVE = ("exit", "quit", "/exit", "/quit", "/bye")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """`exit` or `quit` without a slash."""
+    """`exit` or `quit`, with or without a slash."""
 
 
 TypedLine = Say | Run | Leave | None
 
 
 def opens_block(text: str) -> bool:
-    """Does `text` begin a block in triple quotes that is not closed yet?"""
+    """Tell whether `text` begins a block in triple quotes that is not closed yet."""
     start = text.lstrip()
     if not start.startswith(FENCE):
         return False
@@ -38,7 +40,7 @@ def opens_block(text: str) -> bool:
 
 
 def classify(text: str) -> TypedLine:
-    """Text with a line break, and what stands in triple quotes, is never a command; `//x` says `/x`."""
+    """Read a typed text. One with a line break, or in triple quotes, is no command; `//x` says `/x`."""
     stripped = text.strip()
     if stripped.startswith(FENCE) and not opens_block(text):
         inner = stripped[len(FENCE) : -len(FENCE)].strip("\r\n")
@@ -55,3 +57,18 @@ def classify(text: str) -> TypedLine:
         name, _, argument = stripped.partition(" ")
         return Run(name, argument.strip())
     return Say(stripped)
+
+
+def whole_number(command: str, argument: str, least: int | None = None) -> int:
+    """Read the integer that follows a command.
+
+    Raises:
+        CliError: it is none, or below `least`.
+    """
+    try:
+        number = int(argument)
+    except ValueError:
+        raise CliError(f"{command} {argument}: not a whole number") from None
+    if least is not None and number < least:
+        raise CliError(f"{command} {argument}: not {least} or more")
+    return number

@@ -2,22 +2,25 @@
 
 import sys
 
-from minivllm_cli.chat.answering import StopFlag
-from minivllm_cli.chat.failures import attach_transcript
-from minivllm_cli.chat.screen import Screen
-from minivllm_cli.chat.session import Chat
-from minivllm_cli.console.signals import Interrupts
+from minivllm_cli.chat.screen import AnswerView, Screen
+from minivllm_cli.chat.session import Chat, StopFlag
+from minivllm_cli.command import Invocation
+from minivllm_cli.console.streams import claim_stdout
 from minivllm_cli.errors import CliError, ExitCode, problems_of
 from minivllm_engine.core.errors import EngineError
 
+_MOST_BYTES = 1 << 26
+
 
 def read_question() -> str:
-    """All of stdin as one message.
+    """Read all of stdin as one message.
 
     Raises:
         CliError: there is nothing in it, or it is not UTF-8.
     """
-    data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    data = sys.stdin.buffer.read(_MOST_BYTES + 1) if sys.stdin is not None else b""
+    if len(data) > _MOST_BYTES:
+        raise CliError(f"stdin has more than {_MOST_BYTES:,} bytes: no context is so long")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -31,14 +34,16 @@ def read_question() -> str:
     return text.strip("\r\n")
 
 
-def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupts) -> ExitCode:
-    """Stream the answer to stdout.
+def answer_once(run: Invocation, chat: Chat, question: str) -> ExitCode:
+    """Stream the answer to stdout, without its thinking.
 
     Raises:
         CliError: the transcript cannot be written, or stdout.
         KeyboardInterrupt: it was stopped. What had come by then is in the transcript file.
     """
-    stop = StopFlag()
+    stop, interrupts = StopFlag(), run.interrupts
+    stats = chat.settings.chat.stats
+    screen = Screen(claim_stdout(), run.console, thinking="hide", stats=stats, colour=False)
 
     def on_signal(count: int) -> None:
         if stop.requested:
@@ -47,7 +52,7 @@ def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupt
         interrupts.limit_clean_up()
         stop.request()
 
-    view = screen.answer_view()
+    view = AnswerView(screen)
     with interrupts.stopping_with(on_signal):
         try:
             output = chat.ask(chat.transcript, question, view, stop)
@@ -60,7 +65,7 @@ def answer_once(chat: Chat, question: str, screen: Screen, interrupts: Interrupt
             raise
         except Exception as error:
             view.end()
-            attach_transcript(error, chat)
+            chat.attach_to(error)
             raise
         view.end(interrupted=stop.requested)
         chat.write_log()

@@ -1,20 +1,22 @@
-"""The line editor: keys, paste, history, completion. The only file that knows prompt_toolkit."""
+"""The line editor: keys, paste, history, completion; and the terminal's modes where no line is read."""
 
+import os
 import select
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import termios
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
-from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
-from prompt_toolkit.history import DummyHistory, History
+from prompt_toolkit.history import DummyHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
@@ -26,6 +28,11 @@ from minivllm_cli.chat.history_file import HistoryFile
 from minivllm_cli.chat.parse_line import opens_block
 
 PASTE_SECONDS = 0.03
+_REFLOW_VARIABLES = {
+    *("TMUX", "VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "TERM_PROGRAM", "KONSOLE_VERSION"),
+    *("ALACRITTY_WINDOW_ID", "WEZTERM_PANE"),
+}
+_REFLOW_TERMS = ("foot", "alacritty", "xterm-kitty", "xterm-ghostty")
 _PROMPT, _EDIT_PROMPT = "> ", "edit> "
 _ENTER = KeyPress(Keys.ControlM, "\r")
 
@@ -42,7 +49,6 @@ class Prompt:
         history: where texts are kept; None neither reads nor keeps any.
         completions: (text, help) for a line that is typed so far, or None for a file name.
         vi: vi keys instead of emacs keys.
-        warn: told once when the history cannot be used.
 
     Attributes:
         newline_on_enter: Enter breaks the line and Alt-Enter sends, instead of the reverse.
@@ -55,7 +61,6 @@ class Prompt:
         completions: Callable[[str], Sequence[tuple[str, str]] | None],
         *,
         vi: bool,
-        warn: Callable[[str], None],
     ) -> None:
         self.newline_on_enter = False
         self._input = create_input(sys.stdin)
@@ -67,14 +72,11 @@ class Prompt:
         self._has_read = False
         self._edits = False
         self._enter = _HeldEnter()
-        self._history: History = DummyHistory()
-        if history is not None:
-            self._history = _StoredHistory(history, warn)
         self._session: PromptSession[str] = PromptSession(
             _PROMPT,
             input=self._input,
             output=self._output,
-            history=self._history,
+            history=history or DummyHistory(),
             multiline=True,
             vi_mode=vi,
             key_bindings=self._bindings(),
@@ -87,9 +89,11 @@ class Prompt:
             prompt_continuation=lambda width, line_number, is_soft_wrap: " " * width,
         )
         self._session.app.key_processor.before_key_press += self._enter.before_next_key
+        if _reflows(os.environ):
+            _erase_reflowed_rows(self._session.app)
 
     def read(self) -> str:
-        """One text, of one or more lines.
+        """Read one text, of one or more lines.
 
         Raises:
             PromptInterrupt: Ctrl-C on an empty line.
@@ -98,7 +102,7 @@ class Prompt:
         return self._read(_PROMPT)
 
     def edit(self, text: str) -> str:
-        """`text` as the user changes it, at a prompt of its own.
+        """Let the user change `text`, at a prompt of its own.
 
         Raises:
             PromptInterrupt: Ctrl-C or Ctrl-D, whatever stands there: the edit is given up.
@@ -121,7 +125,7 @@ class Prompt:
 
     @contextmanager
     def pastes_marked(self) -> Iterator[None]:
-        """Within, the terminal marks what is pasted also while nothing is read: during an answer."""
+        """Have the terminal mark what is pasted also while nothing is read: during an answer."""
         self._mark_pastes()
         try:
             yield
@@ -130,7 +134,7 @@ class Prompt:
             self._output.flush()
 
     def confirm(self, question: str) -> bool:
-        """A yes or no; anything but a yes is a no."""
+        """Ask for a yes or no; anything but a yes is a no."""
         session: PromptSession[str] = PromptSession(
             f"{question} [y/N] ",
             input=self._input,
@@ -145,11 +149,6 @@ class Prompt:
         finally:
             self._mark_pastes()
 
-    def forget(self) -> None:
-        """Drop the texts of earlier chats from memory too."""
-        if isinstance(self._history, _StoredHistory):
-            self._history.forget()
-
     def _mark_pastes(self) -> None:
         # Reading a line ends with the marks switched off.
         self._output.enable_bracketed_paste()
@@ -160,7 +159,7 @@ class Prompt:
         return _num_lines(self._take_what_waits())
 
     def _take_what_waits(self) -> list[KeyPress]:
-        """Keys that came while nobody read."""
+        """Take the keys that came while nobody read."""
         keys = get_typeahead(self._input)
         while not self._input.closed and select.select([self._input.fileno()], [], [], 0)[0]:
             keys += self._input.read_keys()
@@ -177,7 +176,7 @@ class Prompt:
         @bindings.add("enter", filter=typing)
         def enter(event: KeyPressEvent) -> None:
             if self.newline_on_enter or opens_block(event.current_buffer.text):
-                _break_line(event.current_buffer)
+                event.current_buffer.insert_text("\n")
             else:
                 self._enter.press(event)
 
@@ -186,11 +185,11 @@ class Prompt:
             if self.newline_on_enter:
                 event.current_buffer.validate_and_handle()
             else:
-                _break_line(event.current_buffer)
+                event.current_buffer.insert_text("\n")
 
         @bindings.add("c-j", filter=typing)
         def ctrl_j(event: KeyPressEvent) -> None:
-            _break_line(event.current_buffer)
+            event.current_buffer.insert_text("\n")
 
         @bindings.add("c-c", filter=typing)
         @bindings.add("<sigint>")
@@ -205,6 +204,29 @@ class Prompt:
             event.app.exit(exception=PromptInterrupt())
 
         return bindings
+
+
+def _reflows(environ: Mapping[str, str]) -> bool:
+    """Tell whether the terminal is known to break longer lines anew when it becomes narrower."""
+    return not _REFLOW_VARIABLES.isdisjoint(environ) or environ.get("TERM") in _REFLOW_TERMS
+
+
+def _erase_reflowed_rows(app: Application[str]) -> None:
+    """On a resize begin to erase where the prompt begins now: its rows have become more by then."""
+    on_resize = app._on_resize
+
+    def resized() -> None:
+        screen, cursor = app.renderer.last_rendered_screen, app.renderer._cursor_pos
+        if screen is not None:
+            columns = app.output.get_size().columns
+            rows = [screen.data_buffer[y] for y in range(cursor.y)]
+            ends = [
+                max((x for x, cell in row.items() if cell.char != " "), default=0) for row in rows
+            ]
+            app.output.cursor_up(sum(end // columns for end in [*ends, cursor.x]))
+        on_resize()
+
+    app._on_resize = resized  # type: ignore[method-assign]
 
 
 class _HeldEnter:
@@ -240,7 +262,7 @@ class _HeldEnter:
     def before_next_key(self, _sender: object) -> None:
         if self._cancel is not None:
             self.drop()
-            _break_line(get_app().current_buffer)
+            get_app().current_buffer.insert_text("\n")
 
     def drop(self) -> None:
         if self._cancel is not None:
@@ -249,51 +271,12 @@ class _HeldEnter:
 
 
 def _num_lines(keys: Sequence[KeyPress]) -> int:
-    """Lines among typed keys that hold anything; the last one need not be ended."""
+    """Count lines among typed keys that hold anything; the last one need not be ended."""
     count, filled = 0, False
     for press in keys:
         count += filled and press.key == Keys.ControlM
         filled = press.key != Keys.ControlM
     return count + filled
-
-
-def _break_line(buffer: Buffer) -> None:
-    buffer.insert_text("\n")
-
-
-class _StoredHistory(History):
-    """The history file as prompt_toolkit sees it."""
-
-    def __init__(self, file: HistoryFile, warn: Callable[[str], None]) -> None:
-        super().__init__()
-        self._file = file
-        self._warn = warn
-        self._usable = True
-
-    def load_history_strings(self) -> Iterable[str]:
-        try:
-            return reversed(self._file.read())
-        except OSError as error:
-            self._complain(error)
-            return []
-
-    def append_string(self, string: str) -> None:
-        if not string.startswith(" "):
-            super().append_string(string)
-
-    def store_string(self, string: str) -> None:
-        try:
-            self._file.append(string)
-        except OSError as error:
-            self._complain(error)
-
-    def forget(self) -> None:
-        self._loaded_strings = []
-
-    def _complain(self, error: OSError) -> None:
-        if self._usable:
-            self._usable = False
-            self._warn(f"history is not kept: {self._file.path}: {error.strerror}")
 
 
 class _Completer(Completer):
@@ -316,3 +299,43 @@ class _Completer(Completer):
         for text, help_text in found:
             if text.startswith(word):
                 yield Completion(text, start_position=-len(word), display_meta=help_text)
+
+
+@contextmanager
+def keys_held_back() -> Iterator[Callable[[], None]]:
+    """Keep keys from being echoed into an answer; what is typed waits for the next prompt.
+
+    Ctrl-C and Ctrl-Z keep their meaning. The old modes come back at the end, or when what is yielded
+    is called.
+    """
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    changed = termios.tcgetattr(descriptor)
+    # Enter stays a carriage return: the prompt takes a newline for Ctrl-J. Ctrl-D stays a key.
+    changed[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+    changed[3] &= ~(termios.ECHO | termios.ICANON)
+    # Ctrl-C would have the terminal forget what was typed, and nobody could say how much that was.
+    changed[3] |= termios.NOFLSH
+
+    def hold(*_: object) -> None:
+        termios.tcsetattr(descriptor, termios.TCSANOW, changed)
+
+    def restore() -> None:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+    def suspend(*_: object) -> None:
+        restore()  # a shell without a line editor takes the modes as they are
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, suspend)
+
+    hold()
+    # A shell that we come back from has left modes of its own.
+    handlers = {signal.SIGTSTP: suspend, signal.SIGCONT: hold}
+    old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield restore
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        restore()

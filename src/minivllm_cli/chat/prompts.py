@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from minivllm_engine.text.tokenizer import Tokenizer
 
 _PROBE = "thinking-probe"
+_LONG_TEXT = 1 << 20  # characters that take more than a moment to encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Template:
     thinking: ThinkingInHistory = "drop"
 
     def render(self, transcript: Transcript, *, open_answer: bool = True) -> str:
-        """The prompt as text; with `open_answer` it ends where the answer begins.
+        """Render the prompt as text; with `open_answer` it ends where the answer begins.
 
         Raises:
             RequestError: the template refuses these messages.
@@ -37,13 +38,58 @@ class Template:
         )
 
     def count(self, transcript: Transcript, *, open_answer: bool = True) -> int:
-        """Tokens of the prompt. An empty transcript has none, whatever the template would say."""
+        """Count the tokens of the prompt. An empty transcript has none, whatever the template would say."""
         if not transcript.messages and transcript.system is None:
             return 0
         return len(self.tokenizer.encode(self.render(transcript, open_answer=open_answer)))
 
+    def check_length(self, asked: Transcript, max_model_len: int) -> None:
+        """Refuse a turn that cannot fit whatever its tokens are, before they are counted at length.
+
+        Raises:
+            RequestError: it has too many bytes, or the template refuses these messages.
+        """
+        least = self._least_tokens(asked)
+        if least >= max_model_len:
+            question = Transcript(messages=asked.messages[-1:])
+            is_question = self._least_tokens(question) >= max_model_len
+            raise RequestError(
+                f"this turn needs at least {least:,} tokens; the context has {max_model_len:,}",
+                hint="a shorter message" if is_question else "/clear",
+                code="prompt_too_long",
+            )
+
+    def _least_tokens(self, transcript: Transcript) -> int:
+        text = self.render(transcript)
+        if len(text) < _LONG_TEXT:
+            return 0
+        ids = range(self.tokenizer.largest_id + 1)
+        longest = max(len(self.tokenizer.token_bytes(token)) for token in ids)
+        return len(text.encode("utf-8", "replace")) // longest
+
+    def check_system(self, text: str | None) -> None:
+        """Find out whether the model gets to see a system text.
+
+        Raises:
+            RequestError: the template refuses it, or leaves it out.
+        """
+        asked = Transcript(messages=(Message("user", "x"),))
+        if text is None or not text.strip():
+            return
+        without = self.render(asked)
+        try:
+            shown, why = self.render(asked.with_system(text)) != without, None
+        except RequestError as error:
+            shown, why = False, error.why
+        if not shown:
+            raise RequestError(
+                "this model's chat template takes no system text",
+                why=why or "the prompt is the same without it",
+                hint="say it in the first message",
+            )
+
     def cost_of_history(self, transcript: Transcript) -> int:
-        """Tokens that the next turn has to compute before it comes to the new message."""
+        """Count the tokens that the next turn has to compute before it comes to the new message."""
         try:
             return self.count(transcript, open_answer=False)
         except RequestError:  # some templates want a question
@@ -51,7 +97,7 @@ class Template:
             return self.count(asked) - self.count(Transcript(messages=asked.messages[-1:]))
 
     def continued(self, transcript: Transcript) -> str:
-        """The prompt that makes the model go on with the last answer."""
+        """Render the prompt that makes the model go on with the last answer."""
         answer = transcript.last_answer
         assert answer is not None
         prompt = self.render(transcript.without_answer())
@@ -63,7 +109,7 @@ class Template:
 
 
 def way_to_keep_thinking(tokenizer: "Tokenizer") -> tuple[ThinkingInHistory, dict[str, Any]] | None:
-    """How earlier thinking can stay in the prompt, and template arguments for it; None where it cannot.
+    """Find how earlier thinking can stay in the prompt, and template arguments for it; None if it cannot.
 
     Found by trying: templates drop it from earlier turns in several ways.
     """

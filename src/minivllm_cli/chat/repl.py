@@ -3,33 +3,34 @@
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from minivllm_cli.chat.answering import Listener, StopFlag
-from minivllm_cli.chat.branches import Branches
-from minivllm_cli.chat.commands import find_command
-from minivllm_cli.chat.failures import engine_failure
 from minivllm_cli.chat.history_file import HistoryFile
-from minivllm_cli.chat.leaving import LeaveChat
 from minivllm_cli.chat.parse_line import Leave, Run, Say, classify
-from minivllm_cli.chat.prompt import Prompt, PromptInterrupt
-from minivllm_cli.chat.reuse import shortfall
-from minivllm_cli.chat.screen import Screen
-from minivllm_cli.chat.session import Chat, stopped_before_it_began
-from minivllm_cli.chat.terminal import keys_held_back
-from minivllm_cli.chat.transcript import Transcript
+from minivllm_cli.chat.prompt import Prompt, PromptInterrupt, keys_held_back
+from minivllm_cli.chat.screen import AnswerView, Screen
+from minivllm_cli.chat.session import Chat, Listener, StopFlag, stopped_before_it_began
+from minivllm_cli.chat.statistics import shortfall
+from minivllm_cli.chat.transcript import Branches, Transcript
 from minivllm_cli.console.signals import Interrupts
-from minivllm_cli.errors import CliError, ExitCode, OutputClosed, OutputFailed, problems_of
+from minivllm_cli.console.streams import Console
+from minivllm_cli.diagnostics import write_crash_file
+from minivllm_cli.errors import CliError, ExitCode, OutputClosed, OutputFailed, Problem, problems_of
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import RequestOutput
+from minivllm_engine.core.units import count_text
 
 LEAVE_SECONDS = 2.0
 _STOP_SECONDS = 1.0
 
 
 class Repl:
-    """One interactive chat on a terminal. Commands get it as their first argument.
+    """One interactive chat on a terminal.
+
+    Args:
+        run_command: runs a slash command, given this, its name and its argument.
 
     Attributes:
         branches: chats that were put aside.
@@ -43,6 +44,7 @@ class Repl:
         prompt: Prompt,
         history: HistoryFile | None,
         interrupts: Interrupts,
+        run_command: Callable[["Repl", str, str], None],
     ) -> None:
         self.chat = chat
         self.screen = screen
@@ -50,6 +52,7 @@ class Repl:
         self.history = history
         self.branches = Branches()
         self._interrupts = interrupts
+        self._run_command = run_command
         self._stop: StopFlag | None = None
         self._stop_requested_at = 0.0
         self._last_interrupt = float("-inf")
@@ -57,7 +60,7 @@ class Repl:
         self._restore_terminal: Callable[[], None] = lambda: None
 
     def run(self) -> ExitCode:
-        """Until the user leaves.
+        """Talk until the user leaves.
 
         Raises:
             KeyboardInterrupt: SIGTERM, or a Ctrl-C that would not wait.
@@ -70,7 +73,7 @@ class Repl:
             while True:
                 try:
                     self._say_what_was_dropped()
-                    self._handle(self.prompt.read())
+                    self.handle(self.prompt.read())
                     if self._interrupts.received is not None:  # SIGTERM came during an answer
                         raise KeyboardInterrupt
                 except (PromptInterrupt, KeyboardInterrupt):
@@ -78,13 +81,13 @@ class Repl:
                         raise
                     if self._interrupted_twice():
                         return ExitCode.INTERRUPTED
-                except (EOFError, LeaveChat):
+                except EOFError:
                     self._say_what_is_not_saved()
                     return ExitCode.OK
 
     def turn(self, run: Callable[[Listener, StopFlag], RequestOutput]) -> None:
         """Let `run` produce an answer on screen. What it raises is shown, and the chat goes on."""
-        console, view = self.screen.console, self.screen.answer_view()
+        console, view = self.screen.console, AnswerView(self.screen)
         with self._stoppable() as stop:
             try:
                 output = run(view, stop)
@@ -92,7 +95,7 @@ class Repl:
                 raise
             except Exception as error:
                 view.end()
-                for problem in engine_failure(error, self.chat, console):
+                for problem in _failure(error, self.chat, console):
                     console.error(problem)
                 return
         interrupted = output.finish_reason == "abort"
@@ -103,6 +106,8 @@ class Repl:
         chat = self.chat
         text = shortfall(output.usage, chat.llm.tokenizer, thinking_dropped=chat.drops_thinking)
         self.screen.after_answer(output, chat.llm.max_model_len, text)
+        if output.finish_reason == "stop" and not output.text:
+            console.note("the model ended without a word")
         if output.finish_reason == "length":
             console.note(_how_to_go_on(chat.transcript))
         self.record()
@@ -115,7 +120,12 @@ class Repl:
             for problem in error.problems:
                 self.screen.console.error(problem)
 
-    def _handle(self, text: str) -> None:
+    def handle(self, text: str) -> None:
+        """Answer or run what was typed; an error is shown.
+
+        Raises:
+            EOFError: the user leaves.
+        """
         line = classify(text)
         try:
             match line:
@@ -123,10 +133,10 @@ class Repl:
                     history = self.chat.transcript
                     self.turn(lambda view, stop: self.chat.ask(history, message, view, stop))
                 case Run(name, argument):
-                    find_command(name).run(self, argument)
+                    self._run_command(self, name, argument)
                     self.record()
                 case Leave():
-                    raise LeaveChat
+                    raise EOFError
         except (OutputClosed, OutputFailed):
             raise
         except (CliError, EngineError) as error:
@@ -145,8 +155,7 @@ class Repl:
     def _say_what_was_dropped(self) -> None:
         count, self._num_dropped_lines = self._num_dropped_lines, 0
         if count:
-            lines = "1 typed-ahead line" if count == 1 else f"{count} typed-ahead lines"
-            self.screen.console.note(f"{lines} dropped")
+            self.screen.console.note(f"{count_text(count, 'typed-ahead line')} dropped")
 
     def _say_what_is_not_saved(self) -> None:
         count = self.chat.num_unsaved_turns
@@ -200,8 +209,29 @@ class Repl:
 
 
 def _how_to_go_on(stopped: Transcript) -> str:
-    """What to do about an answer that max_tokens ended. Without text there is nothing to extend."""
+    """Tell what to do about an answer that max_tokens ended. Without text there is nothing to extend."""
     answer = stopped.last_answer
     if answer is not None and answer.content:
         return "stopped at max_tokens; /continue goes on, /set max_tokens N allows more"
     return "stopped at max_tokens before the answer began; /set max_tokens N, then /regen"
+
+
+def _failure(error: Exception, chat: Chat, console: Console) -> list[Problem]:
+    """Return the problems to show for what an answer raised. The turn has been rolled back.
+
+    An error that nobody expected also leaves a crash file, which holds the transcript.
+    """
+    if console.debug:
+        console.write("".join(traceback.format_exception(error)))
+    if isinstance(error, CliError | EngineError):
+        return problems_of(error)
+    chat.attach_to(error)
+    path = write_crash_file(error, "chat")
+    message = " ".join(str(error).split()) or type(error).__name__
+    return [
+        Problem(
+            f"engine failed: {message}",
+            why=f"{type(error).__name__}; details and transcript are in {path}" if path else None,
+            hint="ask again; if it fails again, /save the chat and restart",
+        )
+    ]

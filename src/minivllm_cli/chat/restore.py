@@ -9,11 +9,13 @@ from minivllm_cli.chat.session import SAMPLING_KEYS, Chat
 from minivllm_cli.config.schema import check_value
 from minivllm_cli.config.yaml import dump_value
 from minivllm_cli.errors import CliError
+from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.text.chat_template import switches_thinking
 
 
 def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list[str]:
-    """Make `chat` what `saved` holds. Returns what the user should know.
+    """Make `chat` what `saved` holds. Return what the user should know.
 
     Args:
         name: of the file.
@@ -24,6 +26,7 @@ def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list
         CliError: a setting in the file is no such setting, or out of range. Nothing has changed then.
     """
     values = check_saved_settings(saved, name)
+    chat.template.check_system(saved.transcript.system)
     notes = _model_notes(chat, saved)
     flags = {
         path: entry for path, entry in chat.started_with.entries.items() if _is_flag(entry.source)
@@ -44,7 +47,7 @@ def restore(chat: Chat, saved: SavedChat, name: str, *, flags_win: bool) -> list
 
 
 def check_saved_settings(saved: SavedChat, name: str) -> dict[str, Any]:
-    """The sampling settings of a saved chat.
+    """Return the sampling settings of a saved chat.
 
     Raises:
         CliError: one of its settings is no such setting, or out of range.
@@ -62,6 +65,10 @@ def check_saved_settings(saved: SavedChat, name: str) -> dict[str, Any]:
             raise CliError(f"{name}: settings.{key}: {wrong}, not {raw!r}")
         if value is not None:
             values[key] = value
+    try:
+        SamplingParams.create(**values)
+    except RequestError as error:
+        raise CliError(f"{name}: settings.{error.what}", why=error.why) from None
     return values
 
 

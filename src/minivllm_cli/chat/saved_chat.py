@@ -1,18 +1,21 @@
 """The saved form of a chat: JSON, JSON lines, and Markdown for people.
 
 JSON lines are a header, then one message a line. A transcript that is written as the chat goes on
-(transcript_file.py) also holds `event` lines, which change what stands before them:
+also holds `event` lines, which change what stands before them:
 
     {"event": "truncate", "messages": 4}     the first 4 messages remain, the system text not counted
     {"event": "system", "content": "..."}    another system text, or null
     {"event": "settings", "settings": {...}}
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from minivllm_cli.chat.transcript import Message, Transcript
 from minivllm_cli.config.yaml import dump_value
@@ -22,6 +25,14 @@ from minivllm_engine.protocol.strict_json import BadJson, dump_line, encode_text
 
 SCHEMA_VERSION = 1
 WRITABLE = (".json", ".jsonl", ".md")
+_MOST_BYTES = 1 << 24  # far more than the text of any context
+_T = TypeVar("_T")
+_KINDS: Mapping[type, str] = {
+    dict: "JSON object",
+    str: "text",
+    int: "whole number",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,7 @@ class SavedChat:
 
 
 def message_row(message: Message) -> dict[str, Any]:
-    """A message as a JSON object."""
+    """Return a message as a JSON object."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.role == "assistant":
         row["reasoning"] = message.reasoning
@@ -50,7 +61,7 @@ def message_row(message: Message) -> dict[str, Any]:
 
 
 def header_row(chat: SavedChat) -> dict[str, Any]:
-    """What a file says before its messages."""
+    """Return what a file says before its messages."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "chat",
@@ -60,7 +71,7 @@ def header_row(chat: SavedChat) -> dict[str, Any]:
 
 
 def message_rows(transcript: Transcript) -> list[dict[str, Any]]:
-    """All messages as JSON objects, the system text as the first."""
+    """Return all messages as JSON objects, the system text as the first."""
     rows = [message_row(message) for message in transcript.messages]
     if transcript.system is not None:
         rows.insert(0, {"role": "system", "content": transcript.system})
@@ -94,91 +105,114 @@ def save_chat(chat: SavedChat, path: Path) -> None:
 
 
 def load_chat(path: Path) -> SavedChat:
-    """Read what `save_chat` or a transcript wrote. A torn last line of a `.jsonl` is left out.
+    """Read what `save_chat` or a transcript wrote, whatever its name. A torn last line is left out.
 
     Raises:
         CliError: the file cannot be read, or is no saved chat.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CliError(f"{path} cannot be read", why=error.strerror or str(error)) from None
     if path.suffix.lower() == ".md":
         raise CliError(f"{path} is for reading only", hint="load the .json or .jsonl of that chat")
-    if path.suffix.lower() == ".jsonl":
-        return load_lines(data, str(path))[0]
-    document = _parse(data, str(path))
-    if not isinstance(document.get("messages"), list):
-        _refuse(str(path), "it has no list `messages`")
-    return _replay([document, *document["messages"]], str(path))
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise CliError(f"{path} cannot be read", why=why) from None
+    return load_bytes(data, str(path))[0]
 
 
-def load_lines(data: bytes, source: str) -> tuple[SavedChat, int]:
-    """The chat in a JSON lines file, and how many bytes of the file are whole lines.
+def load_bytes(data: bytes, source: str) -> tuple[SavedChat, int]:
+    """Return the chat in a JSON document or in JSON lines, and how many bytes of it are whole lines.
 
     Raises:
-        CliError: a line other than the last is broken, or it is no saved chat.
+        CliError: it is too long, a line other than the last is broken, or it is no saved chat.
     """
-    whole = data[: data.rfind(b"\n") + 1]
-    lines = [line for line in whole.split(b"\n") if line.strip()]
-    rows = [_parse(line, f"{source}:{number}") for number, line in enumerate(lines, start=1)]
+    if len(data) > _MOST_BYTES:
+        _refuse(source, f"it has more than {_MOST_BYTES:,} bytes")
+    begin, newline, _ = data.partition(b"\n")
+    is_lines = source.lower().endswith(".jsonl")
+    with suppress(CliError):  # a document goes over several lines
+        is_lines = "messages" not in _parse(begin, source) and (is_lines or bool(newline))
+    if is_lines:
+        return _load_lines(data, source)
+    document = _parse(data, source)
+    if not isinstance(document.get("messages"), list):
+        _refuse(source, "it has no list `messages`")
+    return _replay(document, document["messages"], source), len(data)
+
+
+def _load_lines(data: bytes, source: str) -> tuple[SavedChat, int]:
+    whole, rows = len(data), []
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_parse(line, f"{source}:{number}"))
+        except CliError:
+            if number < len(lines) or not rows:
+                raise
+            whole -= len(line)
     if not rows:
         _refuse(source, "it is empty")
-    return _replay(rows, source), len(whole)
+    return _replay(rows[0], rows[1:], source), whole
 
 
-def _replay(rows: Iterable[Any], source: str) -> SavedChat:
-    header, *rest = rows
+def _replay(header: dict[str, Any], rows: Iterable[Any], source: str) -> SavedChat:
     if header.get("kind") != "chat":
         _refuse(source, f"kind is {header.get('kind')!r}")
     if header.get("schema_version") != SCHEMA_VERSION:
         version = header.get("schema_version")
         _refuse(source, f"schema_version is {version!r}, this version reads {SCHEMA_VERSION}")
-    chat = SavedChat(_mapping(header, "model", source), _mapping(header, "settings", source))
-    for number, row in enumerate(rest, start=1):
-        chat = _with_row(chat, row, f"{source}: message {number}")
-    return chat
+    model, settings = (_field(header, key, dict, source) or {} for key in ("model", "settings"))
+    system: str | None = None
+    messages: list[Message] = []
+    for number, row in enumerate(rows, start=1):
+        place = f"{source}: message {number}"
+        if not isinstance(row, dict):
+            _refuse(place, "it is no JSON object")
+        event = row.get("event")
+        if event == "truncate":
+            kept = _field(row, "messages", int, place)
+            if kept is None or not 0 <= kept <= len(messages):
+                _refuse(place, f"it cannot keep {kept!r} of {len(messages)} messages")
+            del messages[kept:]
+        elif event == "system":
+            system = _field(row, "content", str, place)
+        elif event == "settings":
+            settings = _field(row, "settings", dict, place) or {}
+        elif event is not None:
+            _refuse(place, f"unknown event {event!r}")
+        elif row.get("role") == "system":
+            if system is not None or messages:
+                _refuse(place, "a system text can only come first")
+            system = _message(row, place).content
+        else:
+            messages.append(_message(row, place, messages[-1] if messages else None))
+    return SavedChat(model, settings, Transcript(system, tuple(messages)))
 
 
-def _with_row(chat: SavedChat, row: Any, source: str) -> SavedChat:
-    if not isinstance(row, dict):
-        _refuse(source, "it is no JSON object")
-    transcript = chat.transcript
-    match row.get("event"):
-        case None:
-            return replace(chat, transcript=_with_message(transcript, row, source))
-        case "truncate" if isinstance(row.get("messages"), int):
-            kept = transcript.messages[: row["messages"]]
-            return replace(chat, transcript=replace(transcript, messages=kept))
-        case "system" if isinstance(row.get("content"), str | None):
-            return replace(chat, transcript=transcript.with_system(row["content"]))
-        case "settings":
-            return replace(chat, settings=_mapping(row, "settings", source))
-    _refuse(source, f"unknown event {row['event']!r}")
-
-
-def _with_message(transcript: Transcript, row: dict[str, Any], source: str) -> Transcript:
+def _message(row: dict[str, Any], source: str, before: Message | None = None) -> Message:
     role, content = row.get("role"), row.get("content")
     if not isinstance(content, str):
         _refuse(source, "its content is no text")
     if role == "system":
-        if transcript.system is not None or transcript.messages:
-            _refuse(source, "a system text can only come first")
-        return transcript.with_system(content)
-    if role == "user":
-        return transcript.asked(content)
-    if role != "assistant":
+        return Message("user", content)
+    if role not in ("user", "assistant"):
         _refuse(source, f"role is {role!r}, not system, user or assistant")
-    reasoning = row.get("reasoning")
-    message = Message(
+    if (role == "assistant") != (before is not None and before.role == "user"):
+        _refuse(source, "questions and answers are not in turn")
+    if role == "user":
+        return Message("user", content)
+    stats = _field(row, "stats", dict, source) or {}
+    return Message(
         "assistant",
         content,
-        reasoning=reasoning if isinstance(reasoning, str) else None,
-        interrupted=row.get("interrupted") is True,
-        finish_reason=row.get("finish_reason"),
-        stats=_mapping(row, "stats", source),
+        reasoning=_field(row, "reasoning", str, source),
+        interrupted=_field(row, "interrupted", bool, source) or False,
+        finish_reason=_field(row, "finish_reason", str, source),
+        stats={k: v for k, v in stats.items() if isinstance(v, int | float | str | None)},
     )
-    return replace(transcript, messages=(*transcript.messages, message))
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
@@ -190,11 +224,11 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
         _refuse(source, "it is not UTF-8")
 
 
-def _mapping(row: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
-    value = row.get(key, {})
-    if not isinstance(value, dict):
-        _refuse(source, f"{key} is no JSON object")
-    return value
+def _field(row: Mapping[str, Any], key: str, kind: type[_T], source: str) -> _T | None:
+    value = row.get(key)
+    if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+        return value
+    _refuse(source, f"{key} is no {_KINDS[kind]}")
 
 
 def _refuse(source: str, why: str) -> NoReturn:
@@ -217,3 +251,91 @@ def _markdown(chat: SavedChat) -> str:
         mark = "\n\n*[interrupted]*" if message.interrupted else ""
         parts.append(message.content.strip("\n") + mark)
     return "\n\n".join(parts) + "\n"
+
+
+class TranscriptFile:
+    """Owns a transcript that grows with the chat, so that even a kill loses no finished turn.
+
+    The file only ever grows: what is undone stays readable, followed by an event that takes it back.
+
+    Raises:
+        CliError (constructor): the file exists and `resume` is not set, another chat writes to it,
+            it is no saved chat, or it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.path = path
+        self._written: SavedChat | None = None
+        self._is_ours = not path.exists()
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise CliError(f"{path} cannot be opened", why=error.strerror or str(error)) from None
+        try:
+            self._lock_and_read(resume)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _lock_and_read(self, resume: bool) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CliError(f"another chat writes to {self.path}", hint="another name") from None
+        size = os.fstat(self._descriptor).st_size
+        if size and not resume:
+            raise CliError(f"{self.path} exists", hint="--resume to go on with it, or another name")
+        if size:
+            data = os.pread(self._descriptor, _MOST_BYTES + 1, 0)
+            self._written, whole = load_bytes(data, str(self.path))
+            os.ftruncate(self._descriptor, whole)
+            if data[whole - 1 : whole] != b"\n":
+                _write_all(self._descriptor, b"\n")
+
+    @property
+    def resumed(self) -> SavedChat | None:
+        """Return the chat that the file holds so far, or if the file is new."""
+        return self._written
+
+    def update(self, chat: SavedChat) -> None:
+        """Append what turns the chat in the file into `chat`; nothing where they are equal.
+
+        Raises:
+            CliError: the file cannot be written. The next update tries again.
+        """
+        data = b"".join(dump_line(row) for row in _difference(self._written, chat))
+        size = os.fstat(self._descriptor).st_size
+        try:
+            _write_all(self._descriptor, data)
+        except OSError as error:
+            with suppress(OSError):  # a FIFO or a device has no size
+                os.ftruncate(self._descriptor, size)
+            raise CliError(
+                f"{self.path} cannot be written", why=error.strerror or str(error)
+            ) from None
+        self._written = chat
+
+    def close(self) -> None:
+        """Let go of the file. One that we made and never wrote to is removed."""
+        if self._is_ours and self._written is None:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _difference(old: SavedChat | None, new: SavedChat) -> list[dict[str, Any]]:
+    if old is None:
+        return [header_row(new), *message_rows(new.transcript)]
+    rows: list[dict[str, Any]] = []
+    if old.settings != new.settings:
+        rows.append({"event": "settings", "settings": dict(new.settings)})
+    common = old.transcript.num_common(new.transcript)
+    if common < len(old.transcript.messages):
+        rows.append({"event": "truncate", "messages": common})
+    if old.transcript.system != new.transcript.system:
+        rows.append({"event": "system", "content": new.transcript.system})
+    return rows + [message_row(message) for message in new.transcript.messages[common:]]
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,24 +1,23 @@
 """A chat in progress: its transcript, its settings, its engine, and what a turn does to them."""
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from minivllm_cli import engine as engine_factory
-from minivllm_cli.chat.answering import Listener, StopFlag, stream_answer
+from minivllm_cli import engine
 from minivllm_cli.chat.context_limit import ContextLimit
 from minivllm_cli.chat.prompts import Template, way_to_keep_thinking
-from minivllm_cli.chat.reuse import recompute_text
-from minivllm_cli.chat.saved_chat import SavedChat
-from minivllm_cli.chat.statistics import saved_figures
+from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, header_row, message_rows
+from minivllm_cli.chat.statistics import recompute_text, saved_figures
 from minivllm_cli.chat.transcript import Message, ThinkingInHistory, Transcript
-from minivllm_cli.chat.transcript_file import TranscriptFile
 from minivllm_cli.config.config_file import Entry
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
+from minivllm_cli.errors import CliError
 from minivllm_engine.core.config import SamplingOptions
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import RequestOutput
@@ -30,6 +29,34 @@ if TYPE_CHECKING:
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
 _SEED_RANGE = 2**31
+
+
+def check_seed(source: str, seed: int) -> None:
+    """Refuse a negative seed: other programs take it for a random one.
+
+    Raises:
+        CliError: it is negative.
+    """
+    if seed < 0:
+        raise CliError(
+            f"{source}: a seed is not negative", hint="leave it out, or null: one is drawn"
+        )
+
+
+class StopFlag:
+    """Set by a signal, looked at between two steps of the engine."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self) -> None:
+        self.requested = True
+
+
+class Listener(Protocol):
+    """Is shown the answer as it grows: each output once, in order."""
+
+    def show(self, output: RequestOutput) -> None: ...
 
 
 @dataclass
@@ -86,7 +113,7 @@ class Chat:
 
     @property
     def template(self) -> Template:
-        """The chat template with what it is told at present."""
+        """Return the chat template with what it is told at present."""
         kwargs = dict(self.keep_kwargs)
         if self.think is not None:
             kwargs["enable_thinking"] = self.think
@@ -103,14 +130,14 @@ class Chat:
 
     @property
     def num_unsaved_turns(self) -> int:
-        """Turns that no file holds."""
+        """Count the turns that no file holds."""
         if self.log is not None:
             return 0
         new = self.transcript.messages[self.transcript.num_common(self.saved) :]
         return sum(message.role == "user" for message in new)
 
     def params(self, seed: int | None = None) -> SamplingParams:
-        """How the next answer is sampled.
+        """Return how the next answer is sampled.
 
         Raises:
             RequestError: the seed is out of range.
@@ -135,6 +162,7 @@ class Chat:
             EngineError: the turn does not fit the context, or it or the engine failed.
         """
         template, asked = self.template, history.asked(question)
+        template.check_length(asked, self.llm.max_model_len)
         self.context_limit.check(template, asked)
         output = self._run(_prompt(template, asked), self.params(seed), listener, stop)
         if not stopped_before_it_began(output):
@@ -160,7 +188,7 @@ class Chat:
         return output
 
     def cost_of_history(self, transcript: Transcript) -> str:
-        """What the next turn has to compute before it comes to the new message, in words.
+        """Tell in words what the next turn has to compute before it comes to the new message.
 
         Raises:
             RequestError: the template refuses these messages.
@@ -175,7 +203,7 @@ class Chat:
 
     @property
     def drops_thinking(self) -> bool:
-        """Was there thinking in earlier answers that is not sent again, although it could be?"""
+        """Tell whether thinking of earlier answers is not sent again, although it could be."""
         earlier = self.transcript.messages[:-1]
         return (
             self.thinking_in_history == "drop"
@@ -184,11 +212,13 @@ class Chat:
         )
 
     def put(self, key: str, value: Any, source: str) -> None:
-        """Set a key of section `sampling`; None takes back what was set."""
+        """Set a key of section `sampling`; None goes back to what the chat was started with."""
         path = f"sampling.{key}"
         entries = {p: entry for p, entry in self.settings.entries.items() if p != path}
-        if value is not None:
-            entries[path] = Entry(path, value, source)
+        before = self.started_with.entries.get(path)
+        entry = before if value is None else Entry(path, value, source)
+        if entry is not None:
+            entries[path] = entry
         self.settings = Settings(entries, self.settings.model_sampling)
 
     def draw_seed(self) -> None:
@@ -196,7 +226,7 @@ class Chat:
         self.put("seed", secrets.randbelow(_SEED_RANGE), "drawn")
 
     def saved_form(self) -> SavedChat:
-        """All that a file keeps: what somebody set, and the transcript."""
+        """Return all that a file keeps: what somebody set, and the transcript."""
         settings: dict[str, Any] = {
             key: self.settings.get(f"sampling.{key}")
             for key in SAMPLING_KEYS
@@ -216,6 +246,12 @@ class Chat:
         if self.log is not None:
             self.log.update(self.saved_form())
 
+    def attach_to(self, error: BaseException) -> None:
+        """Make the transcript a part of what a crash file will say of `error`."""
+        saved = self.saved_form()
+        document = header_row(saved) | {"messages": message_rows(saved.transcript)}
+        error.add_note("transcript: " + json.dumps(document, ensure_ascii=False))
+
     def _run(
         self, prompt: Mapping[str, Any], params: SamplingParams, listener: Listener, stop: StopFlag
     ) -> RequestOutput:
@@ -229,7 +265,7 @@ class Chat:
         path = "engine.max_model_len"
         entries = {**self.settings.entries, path: Entry(path, max_model_len, "")}
         try:
-            engine_factory.plan_memory(Settings(entries), self.llm.model_path, self.device)
+            engine.plan_memory(Settings(entries), self.llm.model_path, self.device)
         except EngineError:
             return False
         return True
@@ -256,3 +292,41 @@ def _message(output: RequestOutput) -> Message:
         finish_reason=str(output.finish_reason),
         stats=saved_figures(output),
     )
+
+
+def stream_answer(
+    llm: "LLM",
+    prompt: Any,
+    params: SamplingParams,
+    listener: Listener,
+    stop: StopFlag,
+    between_steps: Callable[[], None] = lambda: None,
+) -> RequestOutput:
+    """Run one request to its end, or until `stop` is requested: then it ends within one step.
+
+    The request is gone from the engine when this returns or raises.
+
+    Raises:
+        EngineError: the request was refused, or it or the engine failed.
+    """
+    request_id = llm.add_request(prompt, params)
+    try:
+        while not stop.requested:
+            for output in llm.step():
+                if output.request_id != request_id:
+                    continue
+                listener.show(output)
+                if output.error is not None:
+                    raise output.error
+                if output.finished:
+                    return output
+            if not llm.has_unfinished:
+                raise EngineError("the engine lost the request")
+            between_steps()
+        aborted = llm.abort(request_id)
+        if aborted is None:
+            raise EngineError("the engine lost the request")
+        listener.show(aborted)
+        return aborted
+    finally:
+        llm.abort(request_id)

@@ -13,7 +13,7 @@ Columns = Callable[[], int]
 
 
 def terminal_columns(file: IO[Any]) -> Columns | None:
-    """How wide the terminal is at present, 0 where it does not say or is gone.
+    """Return what tells how wide the terminal is at present, 0 where it does not say or is gone.
 
     None where `file` is no terminal, or one that cannot erase.
     """
@@ -30,7 +30,7 @@ def terminal_columns(file: IO[Any]) -> Columns | None:
 
 
 def wrapped(text: str, columns: int, indent: int = 0) -> str:
-    """Whole text with its lines broken at blanks; `indent` blanks begin what a line goes on with.
+    """Break the lines of whole text at blanks; `indent` blanks begin what a line goes on with.
 
     A word that is longer than a line stays whole, so that it can be copied.
     """
@@ -64,7 +64,7 @@ class StreamedWords:
         self._word_column = 0
 
     def feed(self, text: str, columns: int) -> str:
-        """What to write for `text`, which holds no control characters but newline and tab.
+        """Return what to write for `text`, which holds no control characters but newline and tab.
 
         Args:
             columns: the width of the terminal now; 0 where it does not say.

@@ -1,7 +1,6 @@
 """Reading one YAML config file: every key with its position, every mistake with the line it stands in."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,9 @@ import yaml
 from minivllm_cli.config.schema import SECTIONS, all_paths, check_value, unknown_key
 from minivllm_cli.config.yaml import Loader
 from minivllm_cli.errors import CliError, Problem
+from minivllm_engine.core.suggest import suggest
+
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,16 @@ def read_text(path: Path, kind: str, *, hint: str) -> tuple[str, Place]:
         CliError: it cannot be read, or is not UTF-8.
     """
     try:
-        raw = path.read_bytes()
-    except OSError as error:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
         raise CliError(
-            f"cannot read {kind} {path}: {error.strerror or error}",
+            f"cannot read {kind} {path}: {getattr(error, 'strerror', None) or error}",
             why=f"looked for at {path.absolute()}",
             hint=hint,
         ) from None
+    if len(raw) > _MOST_BYTES:
+        raise CliError(f"{kind} {path} is larger than {_MOST_BYTES >> 20} MiB", hint=hint)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -225,10 +230,8 @@ class _Walk:
 def _unknown(section: str, key: str) -> tuple[str, str | None]:
     """What is wrong with a key, and what to write in its place."""
     if not section:
-        sections = get_close_matches(key, list(SECTIONS), n=1)
-        if sections:
-            return f"unknown key {key}", sections[0]
-        return unknown_key(key)
+        near = suggest(key, SECTIONS)
+        return (f"unknown key {key}", near) if near else unknown_key(key)
     what, near = unknown_key(f"{section}.{key}")
     return what, None if near is None else near.removeprefix(f"{section}.")
 

@@ -1,24 +1,24 @@
-"""Options that several commands share, each declared once.
+"""Flags, each declared once: the name of its field, the config key that it sets, its help.
 
-A command takes groups of options as parameters; `command` (command.py) spreads a group's fields into
-the signature that Typer sees and hands the filled group to the function:
+A command takes groups of flags as parameters; `command` (command.py) spreads a group's fields into the
+signature that Typer sees and hands the filled group to the function:
 
     @command(app, "chat")
     def chat(run: Invocation, model: ModelArgument = None, *, engine: EngineFlags) -> int:
         settings = configure(run, model, engine)  # startup.py; None after --print-config
 
-A flag that sets a config key says so in its help, `[engine.max_num_seqs]`, and is None unless typed.
+A flag that sets a key arrives as text: the schema says what it may be, as in a config file.
 """
 
-from dataclasses import dataclass, fields
-from enum import StrEnum
+import re
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from minivllm_cli.config.schema import metavar_of
 from minivllm_cli.errors import CliError
-from minivllm_cli.help import COMMON
 
 ModelArgument = Annotated[
     str | None,
@@ -30,45 +30,79 @@ ModelArgument = Annotated[
 ]
 
 
-class ProgressStyle(StrEnum):
-    """How a long run shows where it is."""
+def flag(
+    help: str,
+    *,
+    key: str | None = None,
+    short: str | None = None,
+    metavar: str | None = None,
+    panel: str | None = None,
+    sets: bool | None = None,
+    **more: Any,
+) -> Any:
+    """Declare a field of an `OptionGroup` as the flag of its name: None unless typed.
 
-    AUTO = "auto"
-    BAR = "bar"
-    PLAIN = "plain"
-    JSON = "json"
-    OFF = "off"
+    Args:
+        key: the config key that it sets. Its help ends with it.
+        metavar: what stands for the value; of a key, the schema says it.
+        panel: the heading under which it stands, and those declared after it.
+        sets: what a switch sets its key to; true unless said.
+        more: further arguments of `typer.Option`.
+    """
+    more |= {"help": f"{help}  [{key}]" if key else help, "metavar": metavar}
+    own = {"key": key, "short": short, "panel": panel, "sets": sets, "option": more}
+    return field(default=more.pop("default", None), metadata=own)
 
 
-class Device(StrEnum):
-    """Where the model runs."""
+def switch(help: str, **more: Any) -> Any:
+    """Declare a field as a flag without a value: false unless typed."""
+    return flag(help, default=False, **more)
 
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
+
+def name_of(declared: "Field[Any]") -> str:
+    """The long name of a flag."""
+    return "--" + declared.name.strip("_").replace("_", "-")
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+
+
+def unescape(text: str) -> str:
+    r"""Read \n, \t, \r, \0 and \\ as a shell's user means them; any other backslash stays."""
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), text, flags=re.DOTALL)
 
 
 class OptionGroup:
-    """Base of the groups. `config_paths` maps a field to the config key that it sets."""
+    """Base of the groups of flags; `panel` is the heading of those that say none."""
 
-    config_paths: ClassVar[dict[str, str]] = {}
+    panel: ClassVar[str] = "Options"
 
     def typed(self) -> dict[str, tuple[str, Any]]:
         """Config key -> (flag, value), for the flags of this group that were typed."""
         found: dict[str, tuple[str, Any]] = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            path = self.config_paths.get(field.name)
-            value = getattr(self, field.name)
-            if path is not None and value is not None:
-                flag = "--" + field.name.replace("_", "-")
-                found[path] = (flag, value.value if isinstance(value, StrEnum) else value)
+        for declared in fields(self):  # type: ignore[arg-type]
+            value, about = getattr(self, declared.name), declared.metadata
+            if about["key"] is not None and value not in (None, False):
+                sets = about["sets"]
+                found[about["key"]] = (name_of(declared), value if sets is None else sets)
         return found
 
-
-def _option(*names: str, help: str, panel: str, metavar: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
-    )
+    @classmethod
+    def parameters(cls) -> list[tuple[str, Any, Any]]:
+        """Name, annotation and default of each flag, as Typer takes them."""
+        found: list[tuple[str, Any, Any]] = []
+        hints, panel = get_type_hints(cls), cls.panel
+        for declared in fields(cls):  # type: ignore[arg-type]
+            about = declared.metadata
+            panel = about["panel"] or panel
+            option = dict(about["option"])
+            if about["key"] and option["metavar"] is None and "bool" not in str(declared.type):
+                option["metavar"] = metavar_of(about["key"])
+            names = [name for name in (about["short"], name_of(declared)) if name]
+            made = typer.Option(*names, show_default=False, rich_help_panel=panel, **option)
+            kind: Any = Annotated[hints[declared.name], made]
+            found.append((declared.name, kind, declared.default))
+        return found
 
 
 def print_version(wanted: bool) -> None:
@@ -81,186 +115,87 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_COMMON = COMMON
-_ENGINE = "Engine"
-_SAMPLING = "Sampling"
+@dataclass(frozen=True)
+class CommonOptions(OptionGroup):
+    """What every command takes. `minivllm --help` shows it, the help of a command does not."""
+
+    panel: ClassVar[str] = "Options of every command"
+
+    config: list[Path] | None = flag("YAML config; repeat to merge", metavar="FILE")
+    set_: list[str] | None = flag("Set one config key; repeatable", metavar="KEY=VALUE")
+    print_config: bool = switch("Print the config as YAML and leave")
+    sources: bool = switch("With --print-config: say where each value comes from")
+    diff_defaults: bool = switch("With --print-config: changed keys only")
+    progress: str | None = flag("How progress is shown", key="output.progress")
+    quiet: bool = switch("Errors only", short="-q")
+    verbose: int = flag(
+        "Show the engine's log; -vv for more", short="-v", default=0, count=True, metavar=""
+    )
+    debug: bool = switch("Show tracebacks")
+    version: bool = switch("Print the version and leave", callback=print_version, is_eager=True)
 
 
 @dataclass(frozen=True)
-class CommonOptions(OptionGroup):
-    """What every command takes."""
+class UnusedDevice(OptionGroup):
+    """`--device`, for commands that need no device: scripts give it to every command."""
 
-    config_paths: ClassVar[dict[str, str]] = {"progress": "output.progress"}
-
-    config: Annotated[
-        list[Path] | None,
-        _option("--config", metavar="FILE", panel=_COMMON, help="YAML config; repeat to merge"),
-    ] = None
-    set_: Annotated[
-        list[str] | None,
-        _option("--set", metavar="KEY=VALUE", panel=_COMMON, help="Set one config key; repeatable"),
-    ] = None
-    print_config: Annotated[
-        bool, _option("--print-config", panel=_COMMON, help="Print the config as YAML and leave")
-    ] = False
-    sources: Annotated[
-        bool, _option("--sources", panel=_COMMON, help="With it: say where each value comes from")
-    ] = False
-    diff_defaults: Annotated[
-        bool, _option("--diff-defaults", panel=_COMMON, help="With it: changed keys only")
-    ] = False
-    progress: Annotated[
-        ProgressStyle | None,
-        _option("--progress", panel=_COMMON, help="How progress is shown  [output.progress]"),
-    ] = None
-    quiet: Annotated[bool, _option("-q", "--quiet", panel=_COMMON, help="Errors only")] = False
-    verbose: Annotated[
-        int,
-        typer.Option(
-            "-v",
-            "--verbose",
-            count=True,
-            show_default=False,
-            metavar="",
-            rich_help_panel=_COMMON,
-            help="Show the engine's log; -vv for more",
-        ),
-    ] = 0
-    debug: Annotated[bool, _option("--debug", panel=_COMMON, help="Show tracebacks")] = False
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=print_version,
-            is_eager=True,
-            show_default=False,
-            rich_help_panel=_COMMON,
-            help="Print the version and leave",
-        ),
-    ] = False
+    device: str | None = flag("Without effect here", key="engine.device", hidden=True)
 
 
-CacheDumpOption = Annotated[
-    Path | None,
-    _option(
-        "--cache-dump",
-        metavar="FILE",
-        panel="Cache",
-        help="Write what the prefix cache holds, at the end and at SIGUSR1, for inspect-cache FILE",
-    ),
-]
-
-DeviceOption = Annotated[
-    Device | None, _option("--device", panel=_ENGINE, help="Where to run  [engine.device]")
-]
+def cache_dump_flag() -> Any:
+    """Declare `--cache-dump`."""
+    help = "Write what the prefix cache holds, at the end and at SIGUSR1, for inspect-cache FILE"
+    return flag(help, metavar="FILE", panel="Cache")
 
 
 @dataclass(frozen=True)
 class EngineFlags(OptionGroup):
     """Flags of the commands that run a model."""
 
-    config_paths: ClassVar[dict[str, str]] = {
-        "device": "engine.device",
-        "dtype": "engine.dtype",
-        "max_num_seqs": "engine.max_num_seqs",
-        "max_model_len": "engine.max_model_len",
-    }
+    panel: ClassVar[str] = "Engine"
 
-    device: DeviceOption = None
-    dtype: Annotated[
-        str | None,
-        _option(
-            "--dtype", metavar="NAME", panel=_ENGINE, help="auto, fp32, bf16, fp16  [engine.dtype]"
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        str | None,
-        _option(
-            "--max-num-seqs",
-            metavar="N",
-            panel=_ENGINE,
-            help="Most sequences that run at once  [engine.max_num_seqs]",
-        ),
-    ] = None
-    max_model_len: Annotated[
-        str | None,
-        _option(
-            "--max-model-len",
-            metavar="N",
-            panel=_ENGINE,
-            help="Most tokens of prompt and answer; 32K works  [engine.max_model_len]",
-        ),
-    ] = None
+    device: str | None = flag("Where to run", key="engine.device")
+    dtype: str | None = flag("Of weights and computation", key="engine.dtype")
+    max_num_seqs: str | None = flag("Most sequences that run at once", key="engine.max_num_seqs")
+    max_model_len: str | None = flag(
+        "Most tokens of prompt and answer; 32K works", key="engine.max_model_len"
+    )
 
 
 @dataclass(frozen=True)
 class SamplingFlags(OptionGroup):
     """How answers are sampled, where a request does not say so itself."""
 
-    config_paths: ClassVar[dict[str, str]] = {
-        "max_tokens": "sampling.max_tokens",
-        "temperature": "sampling.temperature",
-        "top_p": "sampling.top_p",
-        "top_k": "sampling.top_k",
-        "seed": "sampling.seed",
-        "stop": "sampling.stop",
-        "ignore_eos": "sampling.ignore_eos",
-    }
+    panel: ClassVar[str] = "Sampling"
 
-    max_tokens: Annotated[
-        str | None,
-        _option(
-            "--max-tokens",
-            metavar="N",
-            panel=_SAMPLING,
-            help="Most tokens of an answer, 2048 if nothing says otherwise  [sampling.max_tokens]",
-        ),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        _option("--temperature", panel=_SAMPLING, help="0 is greedy  [sampling.temperature]"),
-    ] = None
-    top_p: Annotated[
-        float | None, _option("--top-p", panel=_SAMPLING, help="Nucleus sampling  [sampling.top_p]")
-    ] = None
-    top_k: Annotated[
-        int | None,
-        _option("--top-k", panel=_SAMPLING, help="Likeliest tokens kept  [sampling.top_k]"),
-    ] = None
-    seed: Annotated[
-        int | None,
-        _option("--seed", panel=_SAMPLING, help="Start of the random streams  [sampling.seed]"),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        _option(
-            "--stop",
-            metavar="TEXT",
-            panel=_SAMPLING,
-            help="Text that ends an answer; repeatable  [sampling.stop]",
-        ),
-    ] = None
-    ignore_eos: Annotated[
-        bool | None,
-        typer.Option(
-            "--ignore-eos",
-            show_default=False,
-            rich_help_panel=_SAMPLING,
-            help="Go on after the model's end token  [sampling.ignore_eos]",
-        ),
-    ] = None
+    max_tokens: str | None = flag(
+        "Most tokens of an answer, 2048 if nothing says otherwise", key="sampling.max_tokens"
+    )
+    temperature: str | None = flag("0 is greedy", key="sampling.temperature")
+    top_p: str | None = flag("Nucleus sampling", key="sampling.top_p")
+    top_k: str | None = flag("Likeliest tokens kept", key="sampling.top_k")
+    seed: str | None = flag("Start of the random streams", key="sampling.seed")
+    stop: list[str] | None = flag(
+        "Text that ends an answer; repeatable", key="sampling.stop", metavar="TEXT"
+    )
+    ignore_eos: bool | None = flag("Go on after the model's end token", key="sampling.ignore_eos")
+
+    def typed(self) -> dict[str, tuple[str, Any]]:
+        """As every group, with the escapes of `--stop` read."""
+        found = super().typed()
+        if self.stop:
+            found["sampling.stop"] = ("--stop", [unescape(text) for text in self.stop])
+        return found
 
 
 @dataclass(frozen=True)
 class ThinkFlags(OptionGroup):
     """Thinking, for templates that know `enable_thinking`. Two flags: a pair would let the last one win."""
 
-    think: Annotated[
-        bool, _option("--think", panel=_SAMPLING, help="Ask the chat template for thinking")
-    ] = False
-    no_think: Annotated[
-        bool, _option("--no-think", panel=_SAMPLING, help="Ask the chat template for none")
-    ] = False
+    panel: ClassVar[str] = "Sampling"
+
+    think: bool = switch("Ask the chat template for thinking")
+    no_think: bool = switch("Ask the chat template for none")
 
     @property
     def enabled(self) -> bool | None:

@@ -1,13 +1,14 @@
 """The sections of a config file: which keys exist, and what a key's value may be."""
 
-from difflib import get_close_matches
 from functools import cache
-from typing import Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from minivllm_cli.config.bench_options import BenchOptions
 from minivllm_engine.core.config import CacheOptions, EngineOptions, GraphOptions, SamplingOptions
+from minivllm_engine.core.suggest import suggest
 
 
 class _Section(BaseModel):
@@ -70,6 +71,19 @@ def accepts_auto(path: str) -> bool:
     return section in ("engine", "cache", "graph") and default_of(path) is None
 
 
+def metavar_of(path: str) -> str:
+    """Tell what stands for a key's value in help: its choices, or the kind of it."""
+    section, key = _split(path)
+    kind: Any = _kind(section).model_fields[key].annotation
+    while get_origin(kind) in (Annotated, Union, UnionType):  # `Annotated[int, ...] | None`
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return f"<{'|'.join(get_args(kind))}>"
+    if get_origin(kind) is tuple:
+        return "LIST"
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
 def check_value(path: str, value: Any) -> tuple[Any, str | None]:
     """The value as its section stores it, and None; or what is wrong with it, after the value."""
     section, key = _split(path)
@@ -90,14 +104,12 @@ def unknown_key(path: str) -> tuple[str, str | None]:
         owner = owners[0].rpartition(".")[0]
         return f"unknown key {path}: {key} belongs to section {owner}", owners[0]
     if section in SECTIONS:
-        fields = list(SECTIONS[section].model_fields)
-        near = [f"{section}.{name}" for name in get_close_matches(key, fields, n=1)]
+        name = suggest(key, SECTIONS[section].model_fields)
+        near = name and f"{section}.{name}"
     else:
-        near = get_close_matches(path, all_paths(), n=1)
-    if not near:
-        by_key = {p.rpartition(".")[2]: p for p in all_paths()}
-        near = [by_key[k] for k in get_close_matches(key, list(by_key), n=1)]
-    return f"unknown key {path}", near[0] if near else None
+        near = suggest(path, all_paths())
+    by_key = {p.rpartition(".")[2]: p for p in all_paths()}
+    return f"unknown key {path}", near or by_key.get(suggest(key, by_key) or "")
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -6,15 +6,27 @@ flags and `--set`. A request's own sampling comes last and is not this file's bu
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from minivllm_cli.config.bench_options import BenchOptions
-from minivllm_cli.config.config_file import Entry, read_config_file
-from minivllm_cli.config.layers import read_arguments, read_environment
-from minivllm_cli.config.schema import ChatOptions, OutputOptions, default_of
+from minivllm_cli.config.config_file import Entry, Place, compose, read_config_file, read_tree
+from minivllm_cli.config.schema import (
+    SECTIONS,
+    ChatOptions,
+    OutputOptions,
+    all_paths,
+    check_value,
+    default_of,
+    is_text,
+    unknown_key,
+)
+from minivllm_cli.config.yaml import parse_value
 from minivllm_cli.errors import CliError, Problem
 from minivllm_engine.core.config import (
     CacheOptions,
@@ -24,6 +36,9 @@ from minivllm_engine.core.config import (
     SamplingOptions,
 )
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.suggest import suggest
+
+_ENV_PREFIX = "MINIVLLM_"
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,7 @@ class Settings:
         value = str(entry.value)
         if entry.base is None or value == "demo":
             return value
-        return os.path.normpath(entry.base / Path(value).expanduser())
+        return os.path.normpath(entry.base / os.path.expanduser(value))
 
     @cached_property
     def engine_config(self) -> EngineConfig:
@@ -168,12 +183,8 @@ def resolve_settings(
             entries, wrong = [], error.problems
         layers += entries
         problems += wrong
-    entries, wrong, warnings = read_environment(environ)
-    layers += entries
-    problems += wrong
-    entries, wrong = read_arguments(assignments, flags or {})
-    layers += entries
-    problems += wrong
+    warnings = _read_environment(environ, layers, problems)
+    _read_arguments(assignments, flags or {}, layers, problems)
     if problems:
         raise CliError(problems)
     merged: dict[str, Entry] = {}
@@ -183,3 +194,117 @@ def resolve_settings(
         else:
             merged[entry.path] = entry
     return Settings(merged, warnings=tuple(warnings))
+
+
+def _read_environment(
+    environ: Mapping[str, str], entries: list[Entry], problems: list[Problem]
+) -> list[str]:
+    """Add what MINIVLLM_* variables set, and what is wrong with them; warnings about unknown ones."""
+    names = {_ENV_PREFIX + path.upper().replace(".", "__"): path for path in all_paths()}
+    warnings: list[str] = []
+    for name in sorted(name for name in environ if name.startswith(_ENV_PREFIX)):
+        path, text = names.get(name), environ[name]
+        if path is None:
+            near = suggest(name, names)
+            ending = f"; did you mean {near}?" if near else ""
+            warnings.append(f"environment variable {name} is not known{ending}")
+            continue
+        read = _read_value if is_text(path) else _read_text
+        read(path, text, name, f"{name}={text}", entries, problems)
+    return warnings
+
+
+def _read_arguments(
+    assignments: Iterable[str],
+    flags: Mapping[str, tuple[str, Any]],
+    entries: list[Entry],
+    problems: list[Problem],
+) -> None:
+    """Add what `--set` and flags set. They are one layer: a key may be given once in it."""
+    given = {path: _shown(flag, value) for path, (flag, value) in flags.items()}
+    for text in assignments:
+        found: list[Entry] = []
+        _read_assignment(text, found, problems)
+        for entry in found:
+            if entry.path in given:
+                problems.append(
+                    Problem(f"{entry.path} is given twice: {given[entry.path]} and --set {text}")
+                )
+            given[entry.path] = f"--set {text}"
+        entries += found
+    for path, (flag, value) in flags.items():
+        shown, raw = _shown(flag, value), value
+        if isinstance(value, str) and not is_text(path):
+            with suppress(yaml.YAMLError, RecursionError):  # else the schema refuses the text
+                raw = parse_value(value)
+            if raw is None:  # a flag without a value asks for nothing
+                problems.append(Problem(f"{flag} {value!r}: no value", hint=f"leave {flag} out"))
+                continue
+        _read_value(path, raw, flag, shown, entries, problems)
+
+
+def _read_text(
+    path: str, text: str, source: str, shown: str, entries: list[Entry], problems: list[Problem]
+) -> None:
+    """Add the value of one key from its YAML."""
+    try:
+        raw = parse_value(text)
+    except (yaml.YAMLError, RecursionError):
+        problems.append(Problem(f"{shown}: the value is not YAML", hint="put quotes around it"))
+        return
+    _read_value(path, raw, source, shown, entries, problems)
+
+
+def _read_value(
+    path: str, raw: Any, source: str, shown: str, entries: list[Entry], problems: list[Problem]
+) -> None:
+    if raw is None:
+        entries.append(Entry(path, None, source, reset=True))
+        return
+    value, wrong = check_value(path, raw)
+    if wrong:
+        problems.append(Problem(f"{shown}: {path}: {wrong}"))
+        return
+    written = raw if isinstance(raw, str) and not isinstance(value, str) else None
+    entries.append(Entry(path, value, source, written))
+
+
+def _shown(flag: str, value: Any) -> str:
+    if value is True:
+        return flag
+    values = value if isinstance(value, list) else [value]
+    return " ".join(f"{flag} {v}" for v in values)
+
+
+def _read_assignment(text: str, entries: list[Entry], problems: list[Problem]) -> None:
+    key, equals, value = text.partition("=")
+    key = key.strip().replace("-", "_")
+    shown = f"--set {text}"
+    if not equals or not key:
+        problems.append(Problem(f"{shown}: not KEY=VALUE", hint="--set engine.max_num_seqs=64"))
+    elif key in SECTIONS:
+        _read_section(key, value, shown, entries, problems)
+    elif key not in all_paths():
+        what, near = unknown_key(key)
+        hint = "minivllm generate --print-config shows every key"
+        problems.append(Problem(f"{shown}: {what}", hint=f"--set {near}=..." if near else hint))
+    else:
+        _read_text(key, value, shown, shown, entries, problems)
+
+
+def _read_section(
+    section: str, value: str, shown: str, entries: list[Entry], problems: list[Problem]
+) -> None:
+    place = Place(shown)
+    try:
+        root = compose(value, place)
+    except CliError as error:
+        problems += error.problems
+        return
+    if not isinstance(root, yaml.MappingNode):
+        hint = f"--set {section}.{next(iter(SECTIONS[section].model_fields))}=..."
+        problems.append(Problem(f"{shown}: {section} is a section, not a key", hint=hint))
+        return
+    found, wrong = read_tree(root, place, Path.cwd(), section=section)
+    entries += found
+    problems += wrong

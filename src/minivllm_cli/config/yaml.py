@@ -17,8 +17,39 @@ _RESOLVERS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_DEEPEST = 64  # brackets within brackets: PyYAML takes time by their square
+_MOST_NODES = 100_000  # with all aliases written out: nine lines of them can stand for a billion
+
+
 class Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 scalars: `1e-3` is a float, `no` a string, `017` seventeen."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """Open a bracket, but for one that lies too deep."""
+        if self.flow_level == _DEEPEST:
+            raise yaml.scanner.ScannerError(None, None, "nested too deeply", self.get_mark())
+        super().fetch_flow_collection_start(token)
+
+    def compose_document(self) -> yaml.Node | None:
+        """Compose a document that is of bounded size."""
+        node: yaml.Node | None = super().compose_document()
+        if node is not None and _size(node, {}) > _MOST_NODES:
+            what = "its aliases stand for too much"
+            raise yaml.composer.ComposerError(None, None, what, node.start_mark)
+        return node
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Count nodes as if each alias were written out; one that stands in itself never ends."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = _MOST_NODES + 1  # while it is counted
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
 
 
 class Dumper(yaml.SafeDumper):
@@ -58,7 +89,7 @@ def _represent_float(dumper: Dumper, value: float) -> yaml.ScalarNode:
 
 
 def _represent_str(dumper: Dumper, value: str) -> yaml.ScalarNode:
-    style = '"' if len(value.splitlines()) > 1 or value.endswith(("\n", "\r")) else None
+    style = '"' if value.splitlines() not in ([], [value]) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

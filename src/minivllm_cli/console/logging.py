@@ -10,6 +10,7 @@ class _ConsoleHandler(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
+        self._timed = console.verbosity > 1
         self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -24,7 +25,8 @@ class _ConsoleHandler(logging.Handler):
         elif record.levelno >= logging.WARNING:
             self._console.warn(text)
         else:
-            self._console.dim(f"{record.name}: {text}")
+            seconds = f"{record.relativeCreated / 1000:8.3f} s " if self._timed else ""
+            self._console.dim(f"{seconds}{record.name}: {text}")
 
 
 def route_logging(console: Console) -> None:
@@ -36,7 +38,7 @@ def route_logging(console: Console) -> None:
         level = logging.INFO if console.verbosity == 1 else logging.DEBUG
     handler = _ConsoleHandler(console)
     logging.captureWarnings(True)
-    for name in ("minivllm_engine", "py.warnings"):
+    for name in ("minivllm_engine", "minivllm_cli", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level)

@@ -1,5 +1,6 @@
 """Progress on stderr: what is measured, and the styles in which it is shown."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -8,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from minivllm_cli.console.bar import Bar
 from minivllm_cli.console.signals import Interrupts
 from minivllm_cli.console.streams import Console
 from minivllm_engine.core.stats import EngineStats
 from minivllm_engine.core.units import format_size
 
+_logger = logging.getLogger(__name__)
 # Reading a prompt of this many tokens takes long enough to be shown.
 LONG_PROMPT = 4096
 _RATE_SECONDS = 5.0
@@ -100,7 +103,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """Style `off`."""
+    """Style `off`; with nothing on screen, nothing is to be removed."""
 
     def update(self, progress: Progress) -> None:
         """Nothing is shown."""
@@ -109,7 +112,7 @@ class Silent:
         """Nothing to do."""
 
 
-class PlainLines:
+class PlainLines(Silent):
     """A line when a phase begins, each 10 seconds and at each 10 %. No escape sequences."""
 
     def __init__(self, console: Console) -> None:
@@ -135,11 +138,8 @@ class PlainLines:
         self._phase, self._tenth, self._shown_at = progress.phase, tenth, now
         self._console.note(plain_line(progress))
 
-    def close(self) -> None:
-        """Nothing to do."""
 
-
-class JsonLines:
+class JsonLines(Silent):
     """One object a line: when a phase begins and ends, and at most once a second between."""
 
     def __init__(self, console: Console) -> None:
@@ -167,8 +167,51 @@ class JsonLines:
         eta = None if progress.eta_s is None else round(progress.eta_s)
         self._console.event("progress", phase=progress.phase, **fields, eta_s=eta)
 
+
+class BarOnTerminal:
+    """Style `bar`: drawn in place, removed at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Bar(console)
+
+    def update(self, progress: Progress) -> None:
+        """Show this state at the next refresh."""
+        figures, pools = _figures(progress), _pools(progress)
+        self._bar.show(progress.phase, progress.done, progress.total, figures, pools)
+
     def close(self) -> None:
-        """Nothing to do."""
+        """Remove the bar and show the cursor."""
+        self._bar.close()
+
+
+def _figures(progress: Progress) -> str:
+    """What stands behind the bar; on a narrow terminal the end is cut off."""
+    parts = [counts(progress)]
+    if progress.phase == "generate":
+        parts[0] += f"  err {progress.failed}"
+        parts.append(f"out {short_count(progress.out_tok_s)} tok/s")
+        parts.append(f"ETA {'-' if progress.eta_s is None else clock(progress.eta_s)}")
+        parts.append(f"in {short_count(progress.in_tok_s)} tok/s{hit_text(progress)}")
+        if progress.mean_length is not None:
+            parts.append(f"len {progress.mean_length:.0f}")
+    if progress.bytes_s:
+        parts.append(speed(progress))
+    return " │ ".join(parts)
+
+
+def _pools(progress: Progress) -> str:
+    """The second line: what runs, and how full the pools are."""
+    stats = progress.stats
+    if stats is None:
+        return ""
+    waits = f" ({stats.bound_by})" if stats.num_waiting and stats.bound_by else ""
+    parts = [f"run {stats.num_running}  wait {stats.num_waiting}{waits}"]
+    if progress.prefill is not None:
+        parts.append(prefill_text(progress.prefill))
+    parts += pool_texts(stats)
+    parts.append(f"preempt {stats.num_preemptions}")
+    parts.append(f"{stats.kv_blocks_used:,}/{stats.kv_blocks_total:,} blk")
+    return " │ ".join(parts)
 
 
 def make_reporter(style: str, console: Console) -> Reporter:
@@ -180,8 +223,6 @@ def make_reporter(style: str, console: Console) -> Reporter:
     if style == "auto":
         style = "bar" if console.live else "plain"
     if style == "bar" and console.live:
-        from minivllm_cli.console.progress_bar import BarOnTerminal
-
         return BarOnTerminal(console)
     return PlainLines(console)
 
@@ -200,6 +241,8 @@ def loading_progress(
     def show(phase: str, done: int, total: int) -> None:
         nonlocal newest
         interrupts.check()
+        if newest is None or phase != newest.phase:
+            _logger.debug("begins: %s", phase)
         with turn:
             newest = Progress(phase, done, total)
             reporter.update(newest)

@@ -2,9 +2,10 @@
 
 import os
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -35,6 +36,7 @@ class Interrupts:
         self._callback: Callable[[int], None] | None = None
         self._deferred = False
         self._watchdog: threading.Timer | None = None
+        self._restore_echo: Callable[[], None] = lambda: None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -58,6 +60,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        self._restore_echo = _hide_control_echo()
         old: dict[int, Any] = {
             s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)
         }
@@ -68,6 +71,7 @@ class Interrupts:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+            self._restore_echo()
             if self._watchdog is not None:
                 self._watchdog.cancel()
 
@@ -126,4 +130,22 @@ class Interrupts:
         # The journal is flushed line by line: nothing is lost. Show the cursor that a bar may have hidden.
         if self._console.live:
             os.write(2, b"\x1b[?25h\n")
+        self._restore_echo()
         os._exit(self.exit_code)
+
+
+def _hide_control_echo() -> Callable[[], None]:
+    """Keep a terminal from showing ^C within the line of an answer; what is returned undoes that."""
+    try:
+        before = termios.tcgetattr(2)
+    except (OSError, termios.error):  # no terminal
+        return lambda: None
+
+    def change(attributes: list[Any]) -> None:
+        # In the background, it would stop this process.
+        with suppress(OSError, termios.error):
+            if os.tcgetpgrp(2) == os.getpgrp():
+                termios.tcsetattr(2, termios.TCSADRAIN, attributes)
+
+    change([*before[:3], before[3] & ~termios.ECHOCTL, *before[4:]])
+    return lambda: change(before)

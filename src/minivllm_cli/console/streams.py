@@ -7,6 +7,7 @@ import os
 import re
 import select
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TextIO
 
@@ -20,6 +21,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def strip_controls(text: str) -> str:
     """Model text made safe for a terminal: no control characters but newline and tab."""
     return _CONTROL.sub("", text)
+
+
+def showable(text: str, stream: TextIO) -> str:
+    """Replace what the encoding of a stream does not know, such as ASCII's: nothing fails over it."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding, "replace")
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -67,7 +74,7 @@ class Console:
             self.use_json_events()
         self._above: Callable[[str], None] | None = None
         self._remove: Callable[[], None] | None = None
-        self._break_lines: Callable[[str], str] = lambda text: text
+        self._break_lines: Callable[[str], str] = _between_words if self.live else str
         self._gone = False
 
     def use_json_events(self) -> None:
@@ -163,8 +170,10 @@ class Console:
         try:
             if self._above is not None:
                 self._above(text)
-            else:
-                self._write(text + "\n")
+                return
+            if self.live and _claimed is not None:
+                _claimed.end_line()
+            self._write(text + "\n")
         except RuntimeError:
             # A signal's handler says something while this very stream is written to: Python refuses that.
             os.write(2, (text + "\n").encode("utf-8", "replace"))
@@ -173,13 +182,27 @@ class Console:
         if self._gone or sys.stderr is None:
             return
         try:
-            sys.stderr.write(text.encode("utf-8", "replace").decode("utf-8"))
+            sys.stderr.write(showable(text, sys.stderr))
             sys.stderr.flush()
         except (OSError, ValueError):
             self._gone = True
 
     def _painted(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self.colour else text
+
+
+def _between_words(text: str) -> str:
+    """Break lines that are wider than the terminal; not hints and excerpts, which are there to be copied."""
+    try:
+        columns = os.get_terminal_size(2).columns
+    except OSError:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        whole = len(line) <= columns or line.startswith(("try: ", "  "))
+        broken = textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False)
+        lines += [line] if whole else broken
+    return "\n".join(lines)
 
 
 def _given(**fields: str | None) -> dict[str, str]:
@@ -191,12 +214,15 @@ class Results:
 
     Attributes:
         is_terminal: somebody reads it as it comes; control characters must not get there.
+        open_line: text was written to a terminal, and its line is not ended.
         file: the binary stream below, for libraries that write themselves.
     """
 
     def __init__(self, file: BinaryIO, name: str = "stdout") -> None:
         self.file = file
+        self.open_line = False
         self._name = name
+        self._line_was_ended = False
         try:
             self.is_terminal = file.isatty()
         except ValueError:
@@ -209,6 +235,13 @@ class Results:
             OutputClosed: the reader has gone.
             OutputFailed: the device refuses, e.g. because it is full.
         """
+        self.open_line = False
+        if self._line_was_ended and data == b"\n":
+            data = b""
+        self._line_was_ended = False
+        self._write_all(data)
+
+    def _write_all(self, data: bytes) -> None:
         left = memoryview(data)
         try:
             while left:
@@ -227,9 +260,18 @@ class Results:
 
     def write_text(self, text: str) -> None:
         """Model text: as it is, but without control characters on a terminal."""
+        encoding = "utf-8"
         if self.is_terminal:
-            text = strip_controls(text)
-        self.write(text.encode("utf-8", "replace"))
+            text, encoding = strip_controls(text), sys.stdout.encoding or encoding
+            # Before it is written: a signal's handler may speak in the middle of it.
+            self.open_line, self._line_was_ended = not text.endswith("\n"), False
+        self._write_all(text.encode(encoding, "replace"))
+
+    def end_line(self) -> None:
+        """End the line of an answer on a terminal: a message follows. The newline after it is left out."""
+        if self.open_line:
+            self.write(b"\n")
+            self._line_was_ended = True
 
 
 _claimed: Results | None = None
@@ -250,6 +292,9 @@ def open_missing_streams() -> None:
             _stdout_missing = _stdout_missing or descriptor == 1
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):  # for what libraries write themselves
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def claim_stdout() -> Results:
@@ -293,7 +338,7 @@ def print_result(text: str) -> None:
     if _stdout_missing:
         raise OutputClosed
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(showable(text, sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:
         raise OutputClosed from None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from minivllm_cli.command import Invocation, command
-from minivllm_cli.config.flags import DeviceOption
+from minivllm_cli.config.flags import UnusedDevice
 from minivllm_cli.convert.flags import ConvertFlags, check_combination
 
 
@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
         dst: TargetArgument = None,
         *,
         flags: ConvertFlags,
-        device: DeviceOption = None,
+        device: UnusedDevice,
     ) -> int:
         """Convert a checkpoint of this model family into the layout that minivllm loads.
 
@@ -59,8 +59,7 @@ def register(app: typer.Typer) -> None:
         """
         from minivllm_cli.startup import configure
 
-        typed = {} if device is None else {"engine.device": ("--device", str(device))}
-        settings = configure(run, None, flags=typed, runs_model=False, as_json=flags.json_)
+        settings = configure(run, None, device, runs_model=False, as_json=flags.json_)
         if settings is None:
             return 0
         check_combination(flags, dst)

@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from minivllm_cli.config.flags import OptionGroup
+from minivllm_cli.config.flags import OptionGroup, flag, switch
 from minivllm_cli.errors import CliError
 
 
@@ -42,12 +39,6 @@ class Verify(StrEnum):
     FULL = "full"
 
 
-def _option(*names: str, help: str, metavar: str | None = None, panel: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
-    )
-
-
 _INSTEAD, _SOURCE, _MAPPING, _TARGET = "Instead of converting", "Source", "Mapping", "Target"
 
 
@@ -55,124 +46,46 @@ _INSTEAD, _SOURCE, _MAPPING, _TARGET = "Instead of converting", "Source", "Mappi
 class ConvertFlags(OptionGroup):
     """What only `convert-weights` takes. Layout flags and sizes are None unless typed."""
 
-    dry_run: Annotated[
-        bool,
-        _option("--dry-run", panel=_INSTEAD, help="Show what would be done, from headers alone"),
-    ] = False
-    explain: Annotated[
-        str | None,
-        _option(
-            "--explain",
-            metavar="NAME",
-            panel=_INSTEAD,
-            help="Show the rules that one tensor, of SRC or of the target, goes through",
-        ),
-    ] = None
-    check: Annotated[
-        bool,
-        _option(
-            "--check",
-            panel=_INSTEAD,
-            help="Read a finished DST again and compare it with SRC; exit code 5 if it differs",
-        ),
-    ] = False
-    model_config: Annotated[
-        Path | None,
-        _option(
-            "--model-config",
-            metavar="FILE",
-            panel=_SOURCE,
-            help="The config.json of weights that have none beside them",
-        ),
-    ] = None
-    state_key: Annotated[
-        str | None,
-        _option(
-            "--state-key",
-            metavar="KEY",
-            panel=_SOURCE,
-            help="The entry of a .pt file that holds the weights; dots between levels",
-        ),
-    ] = None
-    ema: Annotated[
-        bool, _option("--ema", panel=_SOURCE, help="Take the averaged weights of a .pt file")
-    ] = False
-    qkvz_layout: Annotated[
-        QkvzLayout | None,
-        _option("--qkvz-layout", panel=_MAPPING, help="Rows of a fused in_proj_qkvz"),
-    ] = None
-    q_gate_layout: Annotated[
-        GateLayout | None,
-        _option("--q-gate-layout", panel=_MAPPING, help="Rows of q_proj; per-head if not given"),
-    ] = None
-    mapping: Annotated[
-        Path | None,
-        _option(
-            "--mapping",
-            metavar="FILE",
-            panel=_MAPPING,
-            help="YAML lines of SOURCE: TARGET, or null to drop, before the rules. Names as the table prints "
-            "them; * is a segment, ** several, {0-2} numbers; filled in on the right",
-        ),
-    ] = None
-    allow_unmatched: Annotated[
-        list[str] | None,
-        _option(
-            "--allow-unmatched",
-            metavar="GLOB",
-            panel=_MAPPING,
-            help="Leave out source tensors that no rule knows; repeatable",
-        ),
-    ] = None
-    allow_missing: Annotated[
-        list[str] | None,
-        _option(
-            "--allow-missing",
-            metavar="GLOB",
-            panel=_MAPPING,
-            help="Do without these target tensors; repeatable. What is incomplete is not loaded",
-        ),
-    ] = None
-    dtype: Annotated[
-        TargetDtype | None,
-        _option(
-            "--dtype", panel=_TARGET, help="Of matrices; keep if not given. A_log etc. stay fp32"
-        ),
-    ] = None
-    max_shard_size: Annotated[
-        str | None,
-        _option(
-            "--max-shard-size",
-            metavar="SIZE",
-            panel=_TARGET,
-            help="Most bytes of a file; 5GB if not given",
-        ),
-    ] = None
-    verify: Annotated[
-        Verify | None,
-        _option("--verify", panel=_TARGET, help="Read back and compare; sample if not given"),
-    ] = None
-    verify_logits: Annotated[
-        Path | None,
-        _option(
-            "--verify-logits",
-            metavar="FILE",
-            panel=_TARGET,
-            help="Compare with logits that another program stored as safetensors",
-        ),
-    ] = None
-    resume: Annotated[
-        bool, _option("--resume", panel=_TARGET, help="Go on with what an earlier run left")
-    ] = False
-    overwrite: Annotated[
-        bool, _option("--overwrite", panel=_TARGET, help="Replace what is at DST; asks first")
-    ] = False
-    yes: Annotated[
-        bool, _option("-y", "--yes", panel=_TARGET, help="Answer yes to that question")
-    ] = False
-    json_: Annotated[bool, _option("--json", panel=_TARGET, help="One JSON document on stdout")] = (
-        False
+    dry_run: bool = switch("Show what would be done, from headers alone", panel=_INSTEAD)
+    explain: str | None = flag(
+        "Show the rules that one tensor, of SRC or of the target, goes through", metavar="NAME"
     )
+    check: bool = switch(
+        "Read a finished DST again and compare it with SRC; exit code 5 if it differs"
+    )
+    model_config: Path | None = flag(
+        "The config.json of weights that have none beside them", metavar="FILE", panel=_SOURCE
+    )
+    state_key: str | None = flag(
+        "The entry of a .pt file that holds the weights; dots between levels", metavar="KEY"
+    )
+    ema: bool = switch("Take the averaged weights of a .pt file")
+    qkvz_layout: QkvzLayout | None = flag("Rows of a fused in_proj_qkvz", panel=_MAPPING)
+    q_gate_layout: GateLayout | None = flag("Rows of q_proj; per-head if not given")
+    mapping: Path | None = flag(
+        "YAML lines of SOURCE: TARGET, or null to drop, before the rules. Names as the "
+        "table prints them; * is a segment, ** several, {0-2} numbers; filled in on the right",
+        metavar="FILE",
+    )
+    allow_unmatched: list[str] | None = flag(
+        "Leave out source tensors that no rule knows; repeatable", metavar="GLOB"
+    )
+    allow_missing: list[str] | None = flag(
+        "Do without these target tensors; repeatable. What is incomplete is not loaded",
+        metavar="GLOB",
+    )
+    dtype: TargetDtype | None = flag(
+        "Of matrices; keep if not given. A_log etc. stay fp32", panel=_TARGET
+    )
+    max_shard_size: str | None = flag("Most bytes of a file; 5GB if not given", metavar="SIZE")
+    verify: Verify | None = flag("Read back and compare; sample if not given")
+    verify_logits: Path | None = flag(
+        "Compare with logits that another program stored as safetensors", metavar="FILE"
+    )
+    resume: bool = switch("Go on with what an earlier run left")
+    overwrite: bool = switch("Replace what is at DST; asks first")
+    yes: bool = switch("Answer yes to that question", short="-y")
+    json_: bool = switch("One JSON document on stdout")
 
 
 def check_combination(flags: ConvertFlags, dst: Path | None) -> None:

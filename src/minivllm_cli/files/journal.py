@@ -3,14 +3,18 @@
 import fcntl
 import json
 import os
+import shutil
 import stat
 import time
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from minivllm_cli.errors import CliError, OutputFailed
+from minivllm_cli.files.atomic_file import write_all
 from minivllm_cli.files.fingerprint import changed_parts, fingerprint
 from minivllm_engine.protocol.records import record_failed
 from minivllm_engine.protocol.strict_json import dump_line
@@ -91,7 +95,9 @@ class Journal:
         line = dump_line({"key": key, "index": index, "record": record})
         offset = self._file.tell()
         try:
-            _write_all(self._file, line)
+            if os.fstat(self._file.fileno()).st_size != offset:
+                raise self._meddled()
+            write_all(self._file.fileno(), line)
             if time.monotonic() - self._synced >= _FSYNC_SECONDS:
                 self.sync()
         except OSError as error:
@@ -103,12 +109,27 @@ class Journal:
         self._note(index, offset, key, record_failed(record))
 
     def record(self, index: int) -> dict[str, Any]:
-        """Read back the last record of a request."""
-        line = os.pread(
-            self._file.fileno(), self._length(self._offsets[index]), self._offsets[index]
-        )
-        record: dict[str, Any] = json.loads(line)["record"]
+        """Read back the last record of a request.
+
+        Raises:
+            OutputFailed: somebody else wrote to the file, and it is there no more.
+        """
+        try:
+            entry = json.loads(self._line_at(self._offsets[index]))
+            record: dict[str, Any] = entry["record"]
+            is_it = entry["index"] == index
+        except (ValueError, KeyError, TypeError):
+            is_it = False
+        if not is_it:
+            raise self._meddled()
         return record
+
+    def _meddled(self) -> OutputFailed:
+        return OutputFailed(
+            f"{self.path} was changed by another process during the run",
+            why="what is left in it is kept",
+            hint="run the same command again, which answers what is missing",
+        )
 
     def has_failed(self, index: int) -> bool:
         """Is the last record of this request a failure?"""
@@ -123,17 +144,55 @@ class Journal:
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
+    def keep(self) -> None:
+        """The run ends early: have the disk keep the file, and write it again if somebody removed it.
+
+        Raises:
+            OutputFailed: another file is in its place; where the answers are.
+        """
+        path = self.path
+        with suppress(OSError):  # a full disk was reported already
+            self.sync()
+            if self._is_in_place() or not self._offsets:
+                return
+            if os.path.lexists(path):
+                path = path.with_name(path.name + ".saved")
+            with open(self._file.fileno(), "rb", closefd=False) as whole, open(path, "wb") as again:
+                whole.seek(0)
+                shutil.copyfileobj(whole, again)
+        if path != self.path:
+            raise OutputFailed(
+                f"{self.path} was replaced by another process during the run",
+                why=f"the answers are in {path}",
+                hint=f"mv {path} {self.path}, then the same command again",
+            )
+
     def remove(self) -> None:
-        """The output is published: the journal goes."""
-        self.path.unlink()
+        """The output is published: the journal goes, unless another file is in its place by now.
+
+        Raises:
+            OutputFailed: it cannot be removed.
+        """
+        try:
+            if self._is_in_place():
+                self.path.unlink()
+        except OSError as error:
+            raise OutputFailed(
+                f"cannot remove {self.path}: {error.strerror or error}",
+                why="the output is published, and whole",
+                hint=f"rm {self.path}",
+            ) from None
         self.close()
 
     def close(self) -> None:
         """Give up the lock. The file stays, unless there is no record in it."""
         if not self._file.closed:
-            if not self._offsets and self._ours:
-                self.path.unlink(missing_ok=True)
+            if not self._offsets and self._ours and self._is_in_place():
+                self.path.unlink()
             self._file.close()
+
+    def _is_in_place(self) -> bool:
+        return _still_there(self.path, self._file.fileno())
 
     def _read(self, parts: dict[str, str], force: bool) -> None:
         lines = _complete_lines(self.path)
@@ -175,7 +234,7 @@ class Journal:
         self._file.truncate(0)
         header = {"journal": _VERSION, "fingerprint": fingerprint(parts), "parts": parts}
         try:
-            _write_all(self._file, dump_line(header))
+            write_all(self._file.fileno(), dump_line(header))
             self.sync()
         except OSError as error:
             raise CliError(
@@ -193,14 +252,21 @@ class Journal:
         self._keys[index] = _short(key)
         self._failed[index] = failed
 
-    def _length(self, offset: int) -> int:
-        length, step = 0, 1 << 16
-        while chunk := os.pread(self._file.fileno(), step, offset + length):
-            newline = chunk.find(b"\n")
-            if newline >= 0:
-                return length + newline
-            length += len(chunk)
-        return length
+    def _line_at(self, offset: int) -> bytes:
+        line, step = b"", 1 << 16
+        while b"\n" not in line and (
+            chunk := os.pread(self._file.fileno(), step, offset + len(line))
+        ):
+            line += chunk
+        return line.partition(b"\n")[0]
+
+
+def holds_records(path: Path) -> bool:
+    """Is there a journal with at least one record, be it a damaged one?"""
+    try:
+        return len(list(islice(_complete_lines(path), 2))) == 2
+    except OSError:
+        return False
 
 
 def _open_locked(path: Path) -> BinaryIO:
@@ -274,12 +340,6 @@ def _header_parts(header: bytes, path: Path) -> dict[str, Any]:
             hint=f"mv {path} elsewhere, then the same command again",
         )
     return parts
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
 
 
 def _short(key: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from minivllm_cli.errors import CliError
 from minivllm_cli.files.input_file import InputFile
+from minivllm_cli.files.journal import holds_records
 
 _STDOUT_NAMES = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _ANOTHER_OUTPUT = "--output new.jsonl"
@@ -100,7 +101,8 @@ def _check_file(
         return
     if not found.st_mode & 0o222:
         raise _cannot(output, "it is read-only", hint=_ANOTHER_OUTPUT)
-    if not overwrite and not target.journal_path.exists():
+    # What a run left that was stopped before it answered anything is no leave to replace the output.
+    if not overwrite and not holds_records(target.journal_path):
         raise CliError(
             f"{output} exists", hint=f"--overwrite, or --only-failed {output} --output new.jsonl"
         )
@@ -110,24 +112,6 @@ def _refuse_file_flags(name: str, resume: str | None, overwrite: bool) -> None:
     if resume is not None or overwrite:
         flag = "--overwrite" if overwrite else "--resume"
         raise CliError(f"{flag} needs a regular file; {name} is none", hint="--output FILE")
-
-
-def check_summary(
-    summary: Path | None,
-    source: InputFile | None,
-    target: OutputTarget,
-    earlier: Path | None = None,
-) -> None:
-    """Find out whether `--summary` may be written, before there is anything to write.
-
-    Args:
-        earlier: the output that `--only-failed` reads.
-
-    Raises:
-        CliError: it is another file of this run, or cannot be written.
-    """
-    others = {"--only-failed": earlier}
-    check_side_file("--summary", summary, "summary.json", others, source=source, target=target)
 
 
 def check_side_file(

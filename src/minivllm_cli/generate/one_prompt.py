@@ -1,29 +1,22 @@
 """`--prompt`: one answer, streamed to stdout as it comes; the text and its end, nothing else."""
 
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.batch.flags import GenerateFlags
-from minivllm_cli.batch.overrides import Overrides, check_thinking
-from minivllm_cli.batch.prompts import PromptBuilder
+from minivllm_cli.batch.prompts import Overrides, PromptBuilder, check_thinking
 from minivllm_cli.batch.remedies import Remedies
 from minivllm_cli.batch.report import leave_summary, write_summary
+from minivllm_cli.batch.run import loaded
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.cache_dump.watch import CacheWatch, cache_watch
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
-from minivllm_cli.console.progress import (
-    LONG_PROMPT,
-    Progress,
-    Reporter,
-    loading_progress,
-    make_reporter,
-)
+from minivllm_cli.console.progress import LONG_PROMPT, Progress, Reporter, make_reporter
 from minivllm_cli.console.streams import Console, Results, claim_stdout, strip_controls
 from minivllm_cli.errors import ExitCode, Problem
-from minivllm_cli.files.output_target import OutputTarget, check_side_file, check_summary
+from minivllm_cli.files.output_target import check_side_file
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import FinishReason, RequestOutput
 from minivllm_engine.core.units import count_text
@@ -31,7 +24,6 @@ from minivllm_engine.protocol.line_parser import LineParser
 
 if TYPE_CHECKING:
     from minivllm_engine.engine.prepare import PreparedModel
-    from minivllm_engine.llm import LLM
 
 
 def stream_prompt(
@@ -43,9 +35,9 @@ def stream_prompt(
         CliError, EngineError: the model cannot be loaded, the request is refused, stdout fails.
     """
     run.interrupts.activity = "looking at the model"
-    check_summary(flags.summary, None, OutputTarget(None))
+    check_side_file("--summary", flags.summary, "summary.json", {})
     check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--summary": flags.summary})
-    prepared = engine_factory.prepare_model(settings, run.command)
+    prepared = engine.prepare_model(settings, run.command)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
     tally = Tally()
@@ -74,64 +66,38 @@ def _answer(
     """Load the model, and let it answer on stdout."""
     results = claim_stdout()
     reporter = make_reporter(settings.output.progress, run.console)
-    run.interrupts.activity = "loading the model"
-    with closing(reporter), watch.answering_signals():
-        reporter.update(Progress("loading", detail=settings.model))
-        with run.interrupts.deferred(), loading_progress(reporter, run.interrupts) as show:
-            llm = engine_factory.open_engine(prepared, show)
-        with llm, watch.over(llm):
-            run.interrupts.check()
-            tally.load_s = time.monotonic() - tally.started
-            reporter.close()
-            run.interrupts.activity = "answering"
-            writer = _Writer(
-                run.console,
-                results,
-                reporter,
-                end=flags.separator_bytes,
-                show_reasoning=not flags.strip_thinking,
-            )
-            remedies = Remedies(settings, prepared.path, prepared.plan.device)
-            try:
-                return _stream(llm, settings, flags, overrides, writer, remedies, watch)
-            finally:
-                tally.generate_s = time.monotonic() - tally.started - tally.load_s
-                tally.stats = llm.stats()
-
-
-def _stream(
-    llm: "LLM",
-    settings: Settings,
-    flags: GenerateFlags,
-    overrides: Overrides,
-    writer: "_Writer",
-    remedies: Remedies,
-    watch: CacheWatch,
-) -> RequestOutput:
-    builder = PromptBuilder(
-        llm.tokenizer, llm.max_model_len, think=overrides.think, truncate=flags.truncate
-    )
-    parser = LineParser(defaults=overrides.defaults, forced=overrides.forced)
-    chat = not flags.raw and llm.tokenizer.has_chat_template
-    line = parser.single(flags.prompt or "", chat=chat)
-    params = settings.sampling(line.params)
-    prompt = builder.build(line, params)
-    if builder.is_too_long(prompt):
-        raise RequestError(
-            f"{len(prompt.ids)} prompt tokens + 1 > max_model_len {llm.max_model_len}",
-            hint=remedies.for_long_prompt(len(prompt.ids)),
-            code="prompt_too_long",
+    with loaded(run, settings, prepared, reporter, watch) as llm:
+        builder = PromptBuilder(
+            llm.tokenizer, llm.max_model_len, think=overrides.think, truncate=flags.truncate
         )
-    own = line.params.model_copy(update={"seed": params.seed})
-    last: RequestOutput | None = None
-    try:
-        for last in llm.stream(prompt.for_engine(), own):
-            writer.take(last, len(prompt.ids))
-            watch.poll()
-    finally:
-        writer.end()
-    assert last is not None, "a stream yields at least its end"
-    return last
+        tally.load_s = time.monotonic() - tally.started
+        reporter.close()
+        run.interrupts.activity = "answering"
+        parser = LineParser(defaults=overrides.defaults, forced=overrides.forced)
+        chat = not flags.raw and llm.tokenizer.has_chat_template
+        line = parser.single(flags.prompt or "", chat=chat)
+        params = settings.sampling(line.params)
+        prompt = builder.build(line, params)
+        if builder.is_too_long(prompt):
+            remedies = Remedies(settings, prepared.path, prepared.plan.device)
+            raise RequestError(
+                f"{len(prompt.ids)} prompt tokens + 1 > max_model_len {llm.max_model_len}",
+                hint=remedies.for_long_prompt(len(prompt.ids)),
+                code="prompt_too_long",
+            )
+        shows_reasoning = not flags.strip_thinking and run.console.live and not run.console.quiet
+        writer = _Writer(run.console, results, reporter, flags.separator_bytes, shows_reasoning)
+        last: RequestOutput | None = None
+        try:
+            for last in llm.stream(prompt.request):
+                writer.take(last, len(prompt.ids))
+                watch.poll()
+        finally:
+            writer.end()
+            tally.generate_s = time.monotonic() - tally.started - tally.load_s
+            tally.stats = llm.stats()
+        assert last is not None, "a stream yields at least its end"
+        return last
 
 
 class _Writer:
@@ -142,15 +108,14 @@ class _Writer:
         console: Console,
         results: Results,
         reporter: Reporter,
-        *,
         end: bytes,
-        show_reasoning: bool,
+        shows_reasoning: bool,
     ) -> None:
         self._console = console
         self._results = results
         self._reporter = reporter
         self._end = end
-        self._show_reasoning = show_reasoning and console.live and not console.quiet
+        self._shows_reasoning = shows_reasoning
         self._reasoning = False
         self._written = False
 
@@ -163,7 +128,7 @@ class _Writer:
         if not output.outputs:
             return
         news = output.outputs[0]
-        if news.reasoning_delta and self._show_reasoning:
+        if news.reasoning_delta and self._shows_reasoning:
             self._reasoning = True
             self._console.write(strip_controls(news.reasoning_delta))
         if news.text_delta:

@@ -1,11 +1,9 @@
 """The flags of `inspect-cache`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from minivllm_cli.config.flags import OptionGroup
+from minivllm_cli.config.flags import OptionGroup, flag, switch
 from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache.solve import Solvable
 from minivllm_cli.inspect_cache.tree import (
@@ -17,79 +15,35 @@ from minivllm_cli.inspect_cache.tree import (
 )
 
 _PLAN, _RUN, _TREE = "Plan", "Run", "Tree (run, and dumps)"
-
-
-def _option(*names: str, panel: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
-    )
+_OUTPUT = "Output"
 
 
 @dataclass(frozen=True)
 class InspectFlags(OptionGroup):
     """Flags of `inspect-cache` alone."""
 
-    memory: Annotated[
-        str | None,
-        _option(
-            "--memory",
-            metavar="SIZE",
-            panel=_PLAN,
-            help="Plan for a GPU of that size, such as 80GiB; with --device cpu for so much RAM",
-        ),
-    ] = None
-    solve: Annotated[
-        Solvable | None,
-        _option(
-            "--solve",
-            panel=_PLAN,
-            help="Print the largest value that fits with nothing else lowered, as YAML to paste",
-        ),
-    ] = None
-    input: Annotated[
-        str | None,
-        _option(
-            "-i", "--input", metavar="FILE|-", panel=_RUN, help="Prompts as JSON lines, to be run"
-        ),
-    ] = None
-    recalibrate: Annotated[
-        bool,
-        _option(
-            "--recalibrate",
-            panel=_RUN,
-            help="Print the KV blocks that the measured graph reserve allows, as YAML to paste",
-        ),
-    ] = False
-    sort: Annotated[
-        SortKey | None,
-        _option("--sort", panel=_TREE, help="What comes first; hits if nothing is said"),
-    ] = None
-    filter_: Annotated[
-        list[str] | None,
-        _option(
-            "--filter",
-            metavar="KIND|HASH",
-            panel=_TREE,
-            help=f"Only segments of a kind ({', '.join(FILTERS)}), or of a hash; repeatable",
-        ),
-    ] = None
-    limit: Annotated[
-        int | None,
-        _option(
-            "--limit",
-            metavar="N",
-            panel=_TREE,
-            help=f"At most N segments, {DEFAULT_LIMIT} if nothing is said",
-        ),
-    ] = None
-    show_text: Annotated[
-        bool,
-        _option("--show-text", panel=_TREE, help="The text of each segment, not its counts alone"),
-    ] = False
-    json_: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON document; the table moves to stderr"),
-    ] = False
+    memory: str | None = flag(
+        "Plan for a GPU of that size, such as 80GiB; with --device cpu for so much RAM",
+        metavar="SIZE",
+        panel=_PLAN,
+    )
+    solve: Solvable | None = flag(
+        "Print the largest value that fits with nothing else lowered, as YAML to paste"
+    )
+    input: str | None = flag(
+        "Prompts as JSON lines, to be run", short="-i", metavar="FILE|-", panel=_RUN
+    )
+    recalibrate: bool = switch(
+        "Print the KV blocks that the measured graph reserve allows, as YAML to paste"
+    )
+    sort: SortKey | None = flag("What comes first; hits if nothing is said", panel=_TREE)
+    filter_: list[str] | None = flag(
+        f"Only segments of a kind ({', '.join(FILTERS)}), or of a hash; repeatable",
+        metavar="KIND|HASH",
+    )
+    limit: int | None = flag(f"At most N segments, {DEFAULT_LIMIT} if nothing is said", metavar="N")
+    show_text: bool = switch("The text of each segment, not its counts alone")
+    json_: bool = switch("One JSON document; the table moves to stderr", panel=_OUTPUT)
 
     @property
     def tree(self) -> TreeOptions:

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.cache_dump.document import plan_document
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
@@ -30,7 +30,7 @@ def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int
         CapacityError: the plan does not fit; it is printed before.
     """
     memory = _memory(flags.memory)
-    shape = engine_factory.read_shape(settings.model)
+    shape = engine.read_shape(settings.model)
     config = settings.engine_config
     if flags.solve is not None:
         config = without(config, flags.solve)

@@ -4,11 +4,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli.batch.checked_batch import check_batch
 from minivllm_cli.batch.flags import GenerateFlags
-from minivllm_cli.batch.overrides import Overrides
+from minivllm_cli.batch.prompts import Overrides
 from minivllm_cli.batch.report import report_end
-from minivllm_cli.batch.run import answer_jobs, scan_input
+from minivllm_cli.batch.run import answer_jobs, check_batch, scan_input
 from minivllm_cli.cache_dump.live_document import LiveDocument
 from minivllm_cli.cache_dump.watch import CacheWatch
 from minivllm_cli.command import Invocation

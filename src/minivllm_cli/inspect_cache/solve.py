@@ -13,8 +13,8 @@ from minivllm_engine.core.units import count_text, format_size
 from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.suggest import (
-    find_remedies,
     largest_max_model_len,
+    suggest_changes,
     unlowered_max_num_seqs,
     with_engine,
 )
@@ -178,11 +178,11 @@ def recalibrate(
     measured = config.model_copy(update={"engine": engine, "graph": graph, "cache": cache})
     result = planner(measured)
     if not result.ok:
-        remedies = find_remedies(measured, planner)
+        changes = suggest_changes(measured, planner)
         raise CapacityError(
             f"the graphs take {format_size(report.graph_bytes)}, and "
             f"{format_size(plan.graph_bytes)} are reserved: with them the plan does not fit",
-            hint=", or ".join(map(str, remedies)) or None,
+            hint=", or ".join(map(str, changes)) or None,
         )
     found = Recalibration(report, plan.num_blocks, result.plan)
     _check(found, config, planner)

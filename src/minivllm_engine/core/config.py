@@ -30,6 +30,10 @@ def _strings(value: object) -> object:
     return tuple(value)
 
 
+def _device_name(value: object) -> object:
+    return "cuda" if value == "gpu" else value
+
+
 def _dtype_name(value: object) -> object:
     return _DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value
 
@@ -55,7 +59,7 @@ class _Section(BaseModel):
 class EngineOptions(_Section):
     """Section `engine`. None stands for `auto`: decided when the model is known."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(_device_name)] = "auto"
     max_num_seqs: Annotated[Count, Field(ge=1)] | None = None
     max_model_len: Annotated[Count, Field(ge=2)] | None = None
     max_num_batched_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -108,7 +112,7 @@ class SamplingOptions(_Section):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
     min_tokens: Annotated[Count, Field(ge=0)] = 0
-    seed: Integer = 0
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
     stop: Strings = ()
     ignore_eos: bool = False
 

@@ -9,6 +9,19 @@ from minivllm_engine.core.sampling_params import ResolvedSampling
 RequestStatus = Literal["waiting", "running", "finished"]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyRequest:
+    """A request with nothing left to choose: what `LLM.read_request` gives and `LLM.add_request` takes.
+
+    Attributes:
+        chat: reasoning is told from the answer.
+    """
+
+    prompt_ids: tuple[int, ...]
+    params: ResolvedSampling
+    chat: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence in the scheduler: one output of what the user asked for.

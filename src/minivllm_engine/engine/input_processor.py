@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput, Timing, Usage
-from minivllm_engine.core.request import Request
+from minivllm_engine.core.request import ReadyRequest, Request
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
@@ -22,23 +22,14 @@ class InputProcessor:
         self._end_ids = prepared.end_ids
         self._num_arrived = 0
 
-    def read(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        request_id: str,
-        place: int,
-        *,
-        counted: bool = True,
-    ) -> RequestState:
-        """Make the state of a new request, with one Request an output.
+    def read(self, prompt: Prompt, params: SamplingParams | None, place: int) -> ReadyRequest:
+        """Read a prompt and resolve its parameters.
 
         Args:
             place: of the prompt among those that came with it; its seed, if it has none of its own.
-            counted: the cache's sums know of it.
 
         Raises:
-            RequestError: it can never be served.
+            RequestError: one of them cannot be read.
         """
         if not isinstance(params, SamplingParams | None):
             raise RequestError(
@@ -51,24 +42,39 @@ class InputProcessor:
             self._generation_config.sampling,
             seed=self._config.sampling.seed + place,
         )
-        self._check(ids, resolved)
-        total = min(len(ids) + resolved.max_tokens, self._max_model_len)
+        return ReadyRequest(tuple(ids), resolved, is_chat)
+
+    def admit(self, ready: ReadyRequest, request_id: str, *, counted: bool = True) -> RequestState:
+        """Make the state of a new request, with one Request an output.
+
+        Args:
+            counted: the cache's sums know of it.
+
+        Raises:
+            RequestError: it can never be served.
+        """
+        ids, params = ready.prompt_ids, ready.params
+        self._check(ids, params)
+        answer_at = self._tokenizer.answer_start(ids) if ready.chat else None
+        total = min(len(ids) + params.max_tokens, self._max_model_len)
         requests = [
             Request(
                 request_id,
-                tuple(ids),
-                resolved,
+                ids,
+                params,
                 self._num_arrived + i,
                 index=i,
                 max_total_tokens=total,
-                answer_at=self._tokenizer.answer_start(ids) if is_chat else None,
+                answer_at=answer_at,
                 counted=counted,
             )
-            for i in range(resolved.n)
+            for i in range(params.n)
         ]
         self._num_arrived += len(requests)
-        end_ids = frozenset() if resolved.ignore_eos else self._end_ids
-        return RequestState(request_id, requests, self._tokenizer, end_ids, split_reasoning=is_chat)
+        end_ids = frozenset() if params.ignore_eos else self._end_ids
+        return RequestState(
+            request_id, requests, self._tokenizer, end_ids, split_reasoning=ready.chat
+        )
 
     def probe(self, prompt: Prompt) -> Request:
         """A prompt as a request that will not run.

@@ -69,6 +69,10 @@ class EngineLoop:
         self._scheduler, self._cache = scheduler, cache
         self._flight: StepInFlight | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self.runner is None
+
     def open_runner(self) -> ModelRunner:
         """Raises EngineError once the engine is closed."""
         if self.runner is None:
@@ -143,6 +147,7 @@ class EngineLoop:
         for sequence in batch.sequences:
             if sequence.start < len(sequence.request.prompt_ids):
                 self.request_states[sequence.request.request_id].mark_started()
+        logger.debug("step of %d sequences", len(batch.sequences))
         runner = self.open_runner()
         try:
             self.signals.release()

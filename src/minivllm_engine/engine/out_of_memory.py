@@ -1,6 +1,7 @@
-"""Memory that runs out while an engine starts, as where others took some after it was planned."""
+"""When a device has less memory than the plan counted on, as where others took some after it was made."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,10 +12,12 @@ from minivllm_engine.core.units import format_size
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.memory.devices import device_of, first_gpu
 from minivllm_engine.memory.plan import try_plan
-from minivllm_engine.memory.suggest import MIB, Remedy, changed
+from minivllm_engine.memory.suggest import Change, changed
 
-_LESS = 0.8
-_CPU_SAYS = "can't allocate memory"  # torch has no class of its own for it
+# What torch says where an allocation or a mapping of a file fails.
+_OUT_OF_RAM = re.compile(
+    "DefaultCPUAllocator|not enough memory|[Cc]annot allocate memory|unable to mmap"
+)
 
 
 @contextmanager
@@ -22,18 +25,16 @@ def shortage_named(prepared: PreparedModel) -> Iterator[None]:
     """Tell torch's error in here as one that a user can act on.
 
     Raises:
-        CapacityError: memory ran out. The error names the plan, and who holds memory of the GPU now.
+        CapacityError: the device's memory ran out. The error names the plan, and on a GPU who holds memory.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _gpu_shortage(prepared, str(error)) from error
-    except MemoryError as error:
-        raise _cpu_shortage(prepared, str(error)) from error
-    except RuntimeError as error:
-        if _CPU_SAYS not in str(error):
+        raise _shortage(prepared, str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _OUT_OF_RAM.search(str(error)):
             raise
-        raise _cpu_shortage(prepared, str(error)) from error
+        raise _shortage_of_ram(prepared) from error
 
 
 def give_back_unused(device: str) -> None:
@@ -42,8 +43,21 @@ def give_back_unused(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _gpu_shortage(prepared: PreparedModel, said: str) -> CapacityError:
-    plan, share = prepared.plan, prepared.asked_for.engine.gpu_memory_utilization
+def _shortage_of_ram(prepared: PreparedModel) -> CapacityError:
+    plan, config = prepared.plan, prepared.asked_for
+    change = Change("engine.cpu_memory", f"{plan.pool_bytes // 2 >> 20}MiB")
+    fits = try_plan(prepared.model_config, changed(config, change), plan.device).ok
+    return CapacityError(
+        "memory ran out while the engine started",
+        why=f"weights {format_size(plan.weight_bytes)}, pools {format_size(plan.pool_bytes)} of "
+        f"{format_size(plan.device.total)} that this process may use",
+        hint=str(change) if fits else None,
+    )
+
+
+def _shortage(prepared: PreparedModel, said: str) -> CapacityError:
+    plan, config = prepared.plan, prepared.asked_for
+    share = config.engine.gpu_memory_utilization
     budget = format_size(int(plan.device.total * share))
     why = [f"planned to take {share:.0%} of {plan.device.name}, {budget}"]
     sentences = [part.strip() for part in said.split(". ") if part.strip()]
@@ -55,30 +69,10 @@ def _gpu_shortage(prepared: PreparedModel, said: str) -> CapacityError:
         for process in (now.processes if now else ())
         if process.pid not in (None, os.getpid())
     ]
-    remedy = Remedy("engine.gpu_memory_utilization", f"{_LESS * share:.2f}")
-    return _shortage(prepared, "GPU memory", why, remedy)
-
-
-def _cpu_shortage(prepared: PreparedModel, said: str) -> CapacityError:
-    plan = prepared.plan
-    why = [
-        f"planned pools of {format_size(plan.pool_bytes)} beside {format_size(plan.weight_bytes)} of weights"
-    ]
-    why += [f"you {text}" for text in said.split(": you ")[1:2]]
-    return _shortage(
-        prepared, "memory", why, Remedy("engine.cpu_memory", f"{plan.pool_bytes // 2 // MIB}MiB")
-    )
-
-
-def _shortage(prepared: PreparedModel, what: str, why: list[str], remedy: Remedy) -> CapacityError:
-    """The error, with the remedy where the planner accepts it."""
-    try:
-        config = changed(prepared.asked_for, remedy)
-        fits = try_plan(prepared.model_config, config, prepared.plan.device).ok
-    except ValueError:
-        fits = False
+    change = Change("engine.gpu_memory_utilization", f"{0.8 * share:.2f}")
+    fits = try_plan(prepared.model_config, changed(config, change), plan.device).ok
     return CapacityError(
-        f"{what} ran out while the engine started",
+        "GPU memory ran out while the engine started",
         why="\n".join(why),
-        hint=str(remedy) if fits else None,
+        hint=str(change) if fits else None,
     )

@@ -11,7 +11,8 @@ from minivllm_engine.core.errors import CheckpointError, ConfigError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.device_choice import choose_device
 from minivllm_engine.memory.devices import DeviceMemory
-from minivllm_engine.memory.plan import MemoryPlan, plan_memory
+from minivllm_engine.memory.layout import MemoryPlan
+from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.generation_config import GenerationConfig, load_generation_config
 from minivllm_engine.text.tokenizer import Tokenizer

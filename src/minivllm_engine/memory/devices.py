@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 # What a process with torch, cuBLAS and Triton holds on a GPU before it has a tensor there. An estimate.
 CUDA_CONTEXT_BYTES = 768 << 20
-# What torch and the tokenizers map before there is a tensor, and a thread's stack and heap. Estimates.
-_LIBRARY_BYTES, _THREAD_BYTES = 1 << 30, 72 << 20
-_RLIMITS = (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
+# Addresses that Python, torch and its libraries take before there is a tensor. 660 MB with torch 2.13.
+LIBRARY_BYTES = 768 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,46 +53,52 @@ class DeviceMemory:
         return CUDA_CONTEXT_BYTES if self.kind == "cuda" else 0
 
 
-def host_memory(total: int | None = None) -> DeviceMemory:
-    """Return this machine as a device, with what this process may use, or one with `total` bytes of RAM."""
-    if total is not None:
-        return DeviceMemory("cpu", "CPU", total)
-    limit, what = min(_host_limits())
-    return DeviceMemory("cpu", f"CPU ({what})" if what else "CPU", limit)
+def usable_memory() -> int:
+    """Return the bytes of RAM that this process may use: the machine's, or less by a limit on it.
 
-
-def physical_memory() -> int:
-    """Return the RAM of this machine in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _host_limits() -> Iterator[tuple[int, str]]:
-    yield physical_memory(), ""
-    for name, which in _RLIMITS:
-        soft, _ = resource.getrlimit(which)
+    Limits are those of its control groups (version 1 and 2, its own and those above) and of the process
+    itself (`ulimit -v` and `-d`).
+    """
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = list(cgroup_limits())
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
-            beside = _LIBRARY_BYTES + _THREAD_BYTES * len(os.sched_getaffinity(0))
-            yield max(soft - beside, 0), name
-    for limit in _cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")):
-        yield limit, "cgroup"
+            limits.append(max(0, soft - LIBRARY_BYTES))
+    return min([ram, *limits])
 
 
-def _cgroup_limits(membership: Path, root: Path) -> Iterator[int]:
-    """Memory limits of this process's control group and those above it, of version 1 and 2."""
-    for line in (_read(membership) or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+def cgroup_limits(
+    table: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[int]:
+    """Yield the limits in bytes of the control groups of this process; none where there are none.
+
+    Args:
+        table: lines of `number:controllers:path`; version 2 has number 0 and no controllers.
+        root: where the groups are mounted.
+    """
+    for line in (_read(table) or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
         top = root / "memory" if controllers else root
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        group = top / path.strip("/")
+        group = top / path.lstrip("/")
+        # A container may see its own group at the top, whatever path it is told.
         for folder in (group, *group.parents):
-            text = (_read(folder / name) or "").strip()
-            if text.isdecimal():
-                yield int(text)
+            yield from _limit(folder / ("memory.limit_in_bytes" if controllers else "memory.max"))
             if folder == top:
                 break
+
+
+def _limit(file: Path) -> Iterator[int]:
+    text = (_read(file) or "").strip()
+    if text.isdecimal():  # "max" is none
+        yield int(text)
+
+
+def host_memory(total: int | None = None) -> DeviceMemory:
+    """Return this machine as a device, or one with `total` bytes of RAM."""
+    return DeviceMemory("cpu", "CPU", usable_memory() if total is None else total)
 
 
 def _read(path: Path) -> str | None:

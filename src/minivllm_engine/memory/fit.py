@@ -25,6 +25,8 @@ from minivllm_engine.model_config.config import ModelConfig
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_MODEL_LEN = 32 * 1024
 DEFAULT_TOKEN_BUDGET = {"cpu": 2048, "cuda": 8192}
+_MOST_CPU_POOLS, _LEAST_CPU_POOLS = 4 << 30, 256 << 20
+_CACHED_TIMES = 4  # what runs, and three times as much of what ran before, kept for reuse
 _FREE_SNAPSHOTS = 256  # of a model without DeltaNet layers, whose snapshots take no memory
 
 
@@ -180,7 +182,12 @@ class _Fitting:
 
     @property
     def _cpu_default(self) -> int:
-        return min(4 * 2**30, self.device.total // 4)
+        """Bytes for the pools of a CPU: what the sequences that were set can use, or a round sum."""
+        most, count = min(_MOST_CPU_POOLS, self.device.total // 4), self.config.engine.max_num_seqs
+        if count is None:
+            return most
+        sequence = self.per_slot + -(-self.longest // self.config.cache.block_size) * self.per_block
+        return min(most, max(_LEAST_CPU_POOLS, _CACHED_TIMES * count * sequence))
 
     def _left(self, num_seqs: int) -> int:
         """Bytes left once the pools hold `num_seqs` slots and what was set of the others.

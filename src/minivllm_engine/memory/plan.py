@@ -5,24 +5,11 @@ import logging
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.units import format_size
-from minivllm_engine.memory.devices import DeviceMemory, host_memory, physical_memory
+from minivllm_engine.memory.devices import DeviceMemory, host_memory
 from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.sizes import kv_bytes_per_token, slot_bytes
-from minivllm_engine.memory.suggest import find_remedies
+from minivllm_engine.memory.suggest import suggest_changes
 from minivllm_engine.model_config.config import ModelConfig
-
-__all__ = [
-    "MemoryPlan",
-    "kv_bytes_per_token",
-    "physical_memory",
-    "plan_memory",
-    "plan_warnings",
-    "planner_of",
-    "refusal",
-    "slot_bytes",
-    "try_plan",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -97,13 +84,13 @@ def refusal(
 ) -> CapacityError:
     """The error for a `result` that is not ok: the pool, the numbers, and changes that work."""
     device = result.plan.device
-    remedies = find_remedies(config, planner_of(model, device, tied))
-    what, why = _what_does_not_fit(config, result, {one.key: one.value for one in remedies})
+    changes = suggest_changes(config, planner_of(model, device, tied))
+    what, why = _what_does_not_fit(config, result, {one.key: one.value for one in changes})
     if device.processes:
         biggest = max(device.processes, key=lambda process: process.num_bytes)
         who = biggest.name if biggest.pid is None else f"pid {biggest.pid} ({biggest.name})"
         why += f"\n{who} holds {format_size(biggest.num_bytes)} on {device.name}"
-    return CapacityError(what, why=why, hint=", or ".join(map(str, remedies)) or None)
+    return CapacityError(what, why=why, hint=", or ".join(map(str, changes)) or None)
 
 
 def _what_does_not_fit(

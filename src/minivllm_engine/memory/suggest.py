@@ -1,11 +1,11 @@
-"""Values of single config keys that fit: remedies for what does not, and how far a plan could go.
+"""Values of single config keys that fit, each accepted by the planner: what to change, how far to go.
 
-Whatever is suggested here has been accepted by the planner itself.
+`suggest_changes` finds the mildest value of one key with which an engine fits; the rest finds the largest
+values that a plan could have.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal
 
 from minivllm_engine.core.config import EngineConfig
@@ -15,15 +15,15 @@ from minivllm_engine.memory.layout import SHORTEST_SEQUENCE, MemoryPlan
 MIB = 2**20
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64, 128))
 SEQUENCES = (16, 32, 64, 128, 256)
-_MOST_REMEDIES = 3
 _MOST_SEQUENCES = 1 << 20
+_MOST = 3  # suggestions
 _MOST_PERCENT = 98  # of a GPU that is worth proposing
-# Keys that can be set too large, with their unit and the least value that is worth proposing.
-_TOO_LARGE = {
-    "engine.max_num_seqs": (1, 1),
-    "engine.max_model_len": (1, SHORTEST_SEQUENCE),
-    "cache.snapshot_memory": (MIB, 0),
-    "cache.num_blocks": (1, 1),
+# Set too large, they are the first to blame: key -> (least value, unit, its name).
+_SIZES = {
+    "engine.max_num_seqs": (1, 1, ""),
+    "engine.max_model_len": (SHORTEST_SEQUENCE, 1, ""),
+    "cache.snapshot_memory": (0, MIB, "MiB"),
+    "cache.num_blocks": (1, 1, ""),
 }
 
 Verdict = Literal["ok", "KV", "state", "both"]
@@ -31,8 +31,8 @@ Pool = Literal["kv", "state", "snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
-    """A config key and the value to set it to, as they are written on a command line."""
+class Change:
+    """One config key and the value to set it to, as they are written on a command line."""
 
     key: str
     value: str
@@ -41,83 +41,93 @@ class Remedy:
         return f"--set {self.key}={self.value}"
 
 
-def changed(config: EngineConfig, remedy: Remedy) -> EngineConfig:
-    """Return `config` with the remedy's value, read as `--set` reads it.
+def changed(config: EngineConfig, change: Change) -> EngineConfig:
+    """Return `config` with the change, read as `--set` reads it.
 
     Raises:
         ValueError: the value is not one that its key can have.
     """
     content: dict[str, Any] = config.model_dump(exclude_unset=True)
-    section, _, name = remedy.key.partition(".")
-    value = int(remedy.value) if remedy.value.isdecimal() else remedy.value
+    section, _, name = change.key.partition(".")
+    value = int(change.value) if change.value.isdecimal() else change.value
     content.setdefault(section, {})[name] = value
     return EngineConfig.model_validate(content)
 
 
-def find_remedies(config: EngineConfig, planner: Planner) -> tuple[Remedy, ...]:
-    """Return at most three single keys with values that make `config` fit; empty where none does.
+def suggest_changes(config: EngineConfig, planner: Planner) -> tuple[Change, ...]:
+    """Find single changes that make `config` fit, at most three; none where no single one helps.
 
-    First what was set too large, then more memory, then less work and narrower numbers.
+    First keys that were set too large, then more memory, then smaller steps and narrower numbers.
     """
-
-    def fits(remedy: Remedy) -> bool:
-        return planner(changed(config, remedy)).ok
-
-    return tuple(islice(_fitting(config, planner(config).plan, fits), _MOST_REMEDIES))
+    search = _Search(config, planner)
+    return tuple(change for change in search.run() if change is not None)[:_MOST]
 
 
-def _fitting(
-    config: EngineConfig, plan: MemoryPlan, fits: Callable[[Remedy], bool]
-) -> Iterator[Remedy]:
-    """Of each key the best value that fits."""
-    for key, (unit, least) in _TOO_LARGE.items():
-        asked = _value(config, key)
-        if asked is not None and (found := _largest_value(key, asked, unit, least, fits)):
-            yield found
-    for candidates in _others(config, plan):
-        found = next(filter(fits, candidates), None)
-        if found is not None:
-            yield found
+class _Search:
+    def __init__(self, config: EngineConfig, planner: Planner) -> None:
+        self._config, self._planner = config, planner
+        self._plan = planner(config).plan
 
+    def run(self) -> Iterator[Change | None]:
+        for key in _SIZES:
+            if self._value(key) is not None:
+                yield self._largest(key)
+        length, size = self._config.engine.max_model_len, self._config.cache.block_size
+        if length is not None and self._config.cache.num_blocks is not None:
+            yield self._first("cache.num_blocks", [str(-(-length // size))])
+        yield self._memory()
+        steps = [
+            str(1 << p) for p in range(16, 5, -1) if 1 << p < self._plan.max_num_batched_tokens
+        ]
+        yield self._first("engine.max_num_batched_tokens", steps)
+        yield self._first("engine.dtype", ["bf16"])
+        yield self._first("engine.state_dtype", ["bf16"])
 
-def _value(config: EngineConfig, key: str) -> int | None:
-    section, _, name = key.partition(".")
-    value: int | None = getattr(getattr(config, section), name)
-    return value
+    def _fits(self, key: str, value: str) -> bool:
+        return self._planner(changed(self._config, Change(key, value))).ok
 
+    def _value(self, key: str) -> int | None:
+        section, _, name = key.partition(".")
+        value: int | None = getattr(getattr(self._config, section), name)
+        return value
 
-def _largest_value(
-    key: str, asked: int, unit: int, least: int, fits: Callable[[Remedy], bool]
-) -> Remedy | None:
-    """The largest value below `asked` that fits, in steps of `unit`."""
+    def _first(self, key: str, values: list[str]) -> Change | None:
+        return next((Change(key, value) for value in values if self._fits(key, value)), None)
 
-    def remedy(count: int) -> Remedy:
-        return Remedy(key, f"{count}MiB" if unit == MIB and count else str(count))
+    def _largest(
+        self, key: str, most: int | None = None, least: int | None = None
+    ) -> Change | None:
+        """The largest value of a key below the one that was set."""
+        low, unit, suffix = _SIZES.get(key, (1, MIB, "MiB"))
 
-    count = largest(lambda count: fits(remedy(count)), -(-asked // unit) - 1, least)
-    return None if count is None else remedy(count)
+        def text(count: int) -> str:
+            return f"{count}{suffix}" if count else "0"
 
+        most = -(-(self._value(key) or 0) // unit) - 1 if most is None else most
+        count = largest(lambda c: self._fits(key, text(c)), most, low if least is None else least)
+        return None if count is None else Change(key, text(count))
 
-def _others(config: EngineConfig, plan: MemoryPlan) -> Iterator[list[Remedy]]:
-    """Values worth trying of the keys that are not simply too large, the best first."""
-    length, cache = config.engine.max_model_len, config.cache
-    if length is not None and cache.num_blocks is not None:
-        yield [Remedy("cache.num_blocks", str(-(-length // cache.block_size)))]
-    if plan.device.kind == "cuda":
-        first = int(config.engine.gpu_memory_utilization * 100) + 1
-        shares = (f"{percent / 100:g}" for percent in range(first, _MOST_PERCENT + 1))
-        yield [Remedy("engine.gpu_memory_utilization", share) for share in shares]
-    else:
-        left = plan.device.total - plan.weight_bytes - plan.activation_bytes
-        asked = config.engine.cpu_memory
-        sizes = [-(-plan.pool_bytes // MIB)]  # what the least pools take
-        if asked is not None and asked > left:
-            sizes.insert(0, left // MIB)
-        yield [Remedy("engine.cpu_memory", f"{size}MiB") for size in sizes if size > 0]
-    tokens = [1 << power for power in range(16, 5, -1) if 1 << power < plan.max_num_batched_tokens]
-    yield [Remedy("engine.max_num_batched_tokens", str(count)) for count in tokens]
-    yield [Remedy("engine.dtype", "bf16")]
-    yield [Remedy("engine.state_dtype", "bf16")]
+    def _memory(self) -> Change | None:
+        """The least memory for all pools, or the least share of a GPU; less where too much was set."""
+        if self._plan.device.kind == "cuda":
+            used = int(self._config.engine.gpu_memory_utilization * 100)
+            shares = [f"{percent / 100:g}" for percent in range(used + 1, _MOST_PERCENT + 1)]
+            return self._first("engine.gpu_memory_utilization", shares)
+        # Too little up to some point, enough from there on, too much beyond what is left of the RAM.
+        key, low, high = "engine.cpu_memory", 1, self._plan.device.total // MIB
+        while low < high:
+            middle = (low + high) // 2
+            result = self._planner(changed(self._config, Change(key, f"{middle}MiB")))
+            if result.ok or result.plan.memory >= result.plan.pool_bytes:
+                high = middle
+            else:
+                low = middle + 1
+        asked = (self._config.engine.cpu_memory or 0) // MIB
+        return (
+            self._largest(key, max(low, asked), low)
+            if asked > low
+            else self._first(key, [f"{low}MiB"])
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,19 @@
-"""A fake engine for `bench`: it says that it runs on CUDA and has graphs, and takes time as it is told.
+"""A fake engine for `bench`: it says that it runs on CUDA and has graphs, and takes time as it is told: that
+of a clock of its own.
 
 Its tokens are a function of the tokens before them, so that every way of getting to them gives the same.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cli.prefix_memory import PrefixMemory
 from minivllm_cli import engine as engine_factory
+from minivllm_cli.bench import document, sampling
 from minivllm_cli.config.settings import Settings
 from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import (
@@ -24,8 +25,14 @@ from minivllm_engine.core.outputs import (
     TokenLogprob,
     Usage,
 )
-from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.prepare import PreparedModel
+from minivllm_engine.text.tokenizer import Tokenizer
+from support.fake_llm import PrefixMemory
+
+# The same in every run of this process, and slow.
+_environment, _tokenizer = cache(document.environment), cache(Tokenizer.from_dir)
 
 
 @dataclass
@@ -61,10 +68,21 @@ class Behaviour:
 
 
 @dataclass
+class Clock:
+    """The time that `bench` reads; each look takes a microsecond."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@dataclass
 class _Running:
     request_id: str
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: ResolvedSampling
     use: CacheUse
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     computed: int = 0
@@ -79,7 +97,7 @@ class FakeBenchEngine:
         log: what was asked of it: ("graphs", on), ("clear",), ("add", prompt, graphs on).
     """
 
-    def __init__(self, prepared: PreparedModel, behaviour: Behaviour) -> None:
+    def __init__(self, prepared: PreparedModel, behaviour: Behaviour, clock: Clock) -> None:
         self.config = prepared.config
         self.model_config = prepared.model_config
         self.tokenizer = prepared.tokenizer
@@ -91,7 +109,7 @@ class FakeBenchEngine:
         self.graph_sizes = sizes
         self.log: list[tuple[Any, ...]] = []
         self.closed = False
-        self._behaviour = behaviour
+        self._behaviour, self._clock = behaviour, clock
         self._graphs = bool(sizes)
         self._running: list[_Running] = []
         self._memory = PrefixMemory()
@@ -114,24 +132,29 @@ class FakeBenchEngine:
             self._memory = PrefixMemory()
         self.log.append(("clear",))
 
+    def read_request(self, prompt: Any, params: SamplingParams | None) -> ReadyRequest:
+        sampling = (params or SamplingParams()).resolved(seed=0)
+        return ReadyRequest(tuple(prompt["prompt_token_ids"]), sampling)
+
     def add_request(
         self,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         counted: bool = True,
     ) -> str:
         request_id = request_id or f"request-{len(self.log)}"
-        ids = tuple(prompt["prompt_token_ids"])
+        ready = prompt if isinstance(prompt, ReadyRequest) else self.read_request(prompt, params)
+        ids, sampling = ready.prompt_ids, ready.params
         assert len(ids) + 1 <= self.max_model_len
         use = CacheUse(miss_reason="disabled")
-        if params.prefix_cache:
+        if sampling.prefix_cache:
             use = self._memory.find(ids)
             self._memory.keep(ids)
         assert request_id not in [one.request_id for one in self._running]
-        self._running.append(_Running(request_id, ids, params, use, computed=use.cached_tokens))
-        self.log.append(("add", ids, self._graphs, params.prefix_cache))
+        self._running.append(_Running(request_id, ids, sampling, use, computed=use.cached_tokens))
+        self.log.append(("add", ids, self._graphs, sampling.prefix_cache))
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -186,10 +209,10 @@ class FakeBenchEngine:
         behaviour = self._behaviour
         seconds = behaviour.graph_s if self._graphs else behaviour.eager_s
         reads = any(one.computed < len(one.prompt) for one in self._running)
-        time.sleep(seconds + first * behaviour.first_use_s + reads * behaviour.prompt_s)
+        self._clock.now += seconds + first * behaviour.first_use_s + reads * behaviour.prompt_s
 
     def _length(self, one: _Running) -> int:
-        return (one.params.max_tokens or 1) - self._behaviour.one_short
+        return one.params.max_tokens - self._behaviour.one_short
 
     def _make_token(self, one: _Running) -> None:
         # What comes next depends on all tokens before it, whichever of them were the prompt.
@@ -213,7 +236,7 @@ class FakeBenchEngine:
             outputs=[CompletionOutput(0, token_ids=one.made[:told], logprobs=logprobs)],
             usage=usage,
             timing=Timing(queue_s=0.001),
-            params=one.params.resolved(seed=0),
+            params=one.params,
             finished=told >= self._length(one),
             error=None,
         )
@@ -229,6 +252,10 @@ class FakeMachine:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Replace the door to the engine."""
+        clock = Clock()
+        patch.setattr(sampling, "time", clock)
+        patch.setattr(document, "environment", _environment)
+        patch.setattr(Tokenizer, "from_dir", _tokenizer)
         real = {name: getattr(engine_factory, name) for name in ("prepare_model", "prepare_shape")}
 
         def prepare(settings: Settings, command: str) -> PreparedModel:
@@ -238,7 +265,7 @@ class FakeMachine:
             return self._placed(real["prepare_shape"](shape, self._on_cpu(settings)), settings)
 
         def open_engine(prepared: PreparedModel, progress: Any = None) -> FakeBenchEngine:
-            self.engines.append(FakeBenchEngine(prepared, self.behaviour))
+            self.engines.append(FakeBenchEngine(prepared, self.behaviour, clock))
             return self.engines[-1]
 
         patch.setattr(engine_factory, "prepare_model", prepare)

@@ -1,14 +1,15 @@
 """Which options of `bench` go together, its config section, and what does not fit."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from cli.program import REAL, Program
+from cli.program import REAL
 from minivllm_cli.bench import fitting
-from minivllm_cli.config.number_lists import (
+from minivllm_cli.config.bench_options import (
     Length,
     as_length,
     read_counts,
@@ -19,23 +20,13 @@ from minivllm_cli.config.number_lists import (
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [
-        ("1,8,64", (1, 8, 64)),
-        (8, (8,)),
-        ([1, "8k", "2-4"], (1, 8000, 2, 3, 4)),
-        ("1-64*2", (1, 2, 4, 8, 16, 32, 64)),
-        ("0-8+4", (0, 4, 8)),
-        ("1-60*2", (1, 2, 4, 8, 16, 32)),
-        ("4,4", (4,)),
-    ],
+    [("1,8,64", (1, 8, 64)), (8, (8,)), ([1, "8k", "2,3"], (1, 8000, 2, 3)), ("4,4", (4,))],
 )
-def test_lists_and_ranges(text: object, numbers: tuple[int, ...]) -> None:
+def test_lists(text: object, numbers: tuple[int, ...]) -> None:
     assert read_counts(text) == numbers
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a", "1-", "8-1", "1-8*1", "0-8*2", "1-8+0", "-1", -1, True, 1.5, "1-1000", []]
-)
+@pytest.mark.parametrize("text", ["", "a", "1-8", "-1", -1, True, 1.5, [1] * 65, []])
 def test_lists_that_are_none(text: object) -> None:
     with pytest.raises(ValueError):
         read_counts(text)
@@ -63,13 +54,16 @@ def test_lengths_and_percentiles() -> None:
             ["--graph"],
             "error: --graph needs CUDA; this run uses cpu\ntry: drop --graph, or --device",
         ),
-        (["--suite", "quick", "--workload", "decode"], "error: --suite and --workload exclude"),
+        (
+            ["--suite", "quick", "--workload", "decode"],
+            "error: bench.suite and bench.workload exclude each other (--suite and --w",
+        ),
         (["--batch", "4"], "error: --batch: the suite standard has its own workloads"),
         (["--workload", "prefil"], "error: --workload prefil: bench.workload: should be one of"),
         (["--workload", "decode", "--prompt-len", "4"], "error: bench.prompt_len is nothing that"),
         (["--workload", "prefill", "--gen-len", "4"], "error: bench.gen_len is nothing that"),
         (["--workload", "decode", "--gen-len", "2~4"], "error: bench.gen_len 2~4: "),
-        (["--workload", "decode", "--batch", "8-1"], "error: --batch 8-1: bench.batch: '8-1' goes"),
+        (["--workload", "decode", "--batch", "8-1"], "error: --batch 8-1: bench.batch: '8-1' is"),
         (["--workload", "prefix", "--depth", "0"], "error: bench.depth 0: "),
         (["--workload", "jsonl:nowhere"], "error: cannot read input nowhere: No such file"),
         (["--json", "--format", "csv"], "error: --json and --format csv exclude each other"),
@@ -121,11 +115,10 @@ def test_a_list_with_a_hole_is_an_error(machine: FakeMachine, bench: Bench, text
         assert done.err.startswith(f"error: {flag} {text}: bench.")
 
 
-@pytest.mark.parametrize("flag", ["--metric", "--fail-if-slower"])
-def test_an_empty_flag_of_a_comparison_is_not_ignored(
-    machine: FakeMachine, bench: Bench, flag: str
-) -> None:
-    assert f"{flag} goes with --compare" in bench("--suite", "quick", flag, "").err
+def test_an_empty_flag_of_a_comparison_is_not_ignored(machine: FakeMachine, bench: Bench) -> None:
+    done = bench("--suite", "quick", "--fail-if-slower", "")
+    assert "--fail-if-slower goes with --compare" in done.err
+    assert bench("--suite", "quick", "--metric", "").code == 2
 
 
 SMALL = ("--set", "engine.cpu_memory=8MiB", "--reps", 1, "--warmup", 0, "--eager", "-q")
@@ -257,7 +250,7 @@ def test_mistakes_in_the_config_section(bench: Bench, tmp_path: Path, line: str)
 
 
 def test_the_printed_config_reads_back(bench: Bench, tmp_path: Path) -> None:
-    args = ("--workload", "mixed", "--batch", "1-4*2", "--prompt-len", "9,10~20", "--print-config")
+    args = ("--workload", "mixed", "--batch", "1,2,4", "--prompt-len", "9,10~20", "--print-config")
     printed = bench(*args).out
     config = tmp_path / "c.yaml"
     config.write_text(printed)
@@ -265,15 +258,14 @@ def test_the_printed_config_reads_back(bench: Bench, tmp_path: Path) -> None:
     assert bench("--config", config, "--print-config", model=None).out == printed
 
 
-@pytest.mark.parametrize(
-    "args", [["--help-metrics"], ["--help"], ["--graph"], ["--compare", "a", "b"]]
-)
-def test_what_measures_nothing_loads_no_torch(program: Program, args: list[str]) -> None:
-    program.command = [
-        REAL[0],
-        "-c",
-        "import sys; from minivllm_cli.app import run; code = run(sys.argv[1:]);"
-        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)",
-    ]
-    done = program.run("bench", *args)
-    assert done.code == (0 if "help" in args[0] else 2), done.err
+def test_what_measures_nothing_loads_no_torch() -> None:
+    saved = Path(__file__).parents[3] / "benchmarks" / "h200" / "stages.json"
+    runs = [["--help-metrics"], ["--help"], ["--graph"], ["--compare", str(saved), str(saved)]]
+    script = (
+        "import sys; from minivllm_cli.app import run\n"
+        f"codes = [int(run(['bench', *args])) for args in {runs}]\n"
+        "assert codes == [0, 0, 2, 0], codes\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([*REAL[:1], "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -10,12 +10,12 @@ import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from minivllm_cli.bench.pairs import pair_document
 from minivllm_cli.bench.plan import KV_CACHE, NAIVE
+from minivllm_cli.bench.rows import Measured, pair_document
 from minivllm_cli.bench.sampling import Sample
-from minivllm_cli.bench.table import RowTable, graphs_line, pair_line, payback_steps
-from minivllm_cli.bench.variant import EAGER, GRAPH, arms_of
-from minivllm_cli.bench.workload import suite_workloads
+from minivllm_cli.bench.variant import EAGER, GRAPH, Variant, variants_of
+from minivllm_cli.bench.workload import Workload, suite_workloads
+from minivllm_cli.bench.writer import graphs_line, pair_line, payback_steps, rows_text
 
 QUICK = ("--workload", "decode", "--batch", "1,2", "--depth", 4, "--gen-len", 3, "--reps", 5)
 
@@ -34,23 +34,24 @@ def test_the_table(machine: FakeMachine, bench: Bench) -> None:
     assert lines[6].split() == (
         ["batch", "variant", "in/out", "tok/s", "(min–max)", "ITL", "p50/p99", "ms", "limit", "hit"]
     )
-    row = r" +2 graph +8/6 +[\d.,]+ \([\d.,]+–[\d.,]+\) +[\d.]+/[\d.]+ +[\d.]+% +0.0%"
+    row = r" +2 +graph +8/6 +[\d.,]+ \([\d.,]+–[\d.,]+\) +[\d.]+/[\d.]+ +[\d.]+% +0.0%"
     assert any(re.fullmatch(row, line) for line in lines)
     pairs = [line for line in lines if "graph / eager" in line]
-    assert len(pairs) == 2
-    assert pairs[1].endswith("tokens equal 10/10")
+    assert pairs == [
+        f"      graph / eager: 4.00× ±0.00 · tokens equal {equal}" for equal in ("5/5", "10/10")
+    ]
     assert lines[-1].startswith("graphs: 3 sizes · capture 2.0 s · 3.00 MiB = 1,536 KV tokens")
-    assert re.search(r"pays back after \d+ steps \(batch 1\), \d+ steps \(batch 2\)", lines[-1])
+    assert lines[-1].endswith("pays back after 667 steps (batch 1), 667 steps (batch 2)")
     assert max(map(len, lines[:-1])) <= 80
 
 
-def big_row(kind: str, variant: str) -> dict[str, object]:
-    figures = {"p50": 1234.5, "p99": 23456.7}
+def row(kind: str, variant: str) -> dict[str, object]:
+    figures = {"p50": 123.4, "p99": 2345.6}
     return {
         "workload": {"kind": kind, "batch": 256},
         "variant": variant,
-        "samples": [{"in_tokens": 262_144, "out_tokens": 32_768}],
-        "tok_s": {"median": 87_600.1, "min": 86_870.2, "max": 88_900.3},
+        "samples": [{"in_tokens": 512, "out_tokens": 8192}],
+        "tok_s": {"median": 8_760.1, "min": 8_686.2, "max": 8_890.3},
         "limit_fraction": 0.6123,
         "prefix_hit": 0.97,
         "kv_hit": 0.98,
@@ -70,16 +71,25 @@ def big_row(kind: str, variant: str) -> dict[str, object]:
         ("stages", "kv cache"),
     ],
 )
-def test_k40_rows_of_large_runs_fit_80_columns(kind: str, variant: str) -> None:
-    table = RowTable("", kind, [variant], (50.0, 99.0))
-    head, line = table.head()[-1], table.line(big_row(kind, variant))
-    assert len(line) <= 80 and len(head) <= 80
-    assert len(head) == len(line)  # columns stand below their names
+def test_k40_rows_fit_80_columns_and_stand_below_their_names(kind: str, variant: str) -> None:
+    *_, head, first = rows_text([row(kind, variant)], (50.0, 99.0), heading=True).splitlines()
+    (next_,) = rows_text([row(kind, "x")], (50.0, 99.0), heading=False).splitlines()
+    assert max(len(head), len(first)) <= 80
+    assert len(head) == len(first) == len(next_)
 
 
 def test_rows_come_out_as_they_finish(machine: FakeMachine, bench: Bench) -> None:
     machine.behaviour = Behaviour(device="cpu", fails_at=60)
-    done = bench("--workload", "prefill", "--prompt-len", "1-9", "--batch", 1, "--format", "jsonl")
+    done = bench(
+        "--workload",
+        "prefill",
+        "--prompt-len",
+        "1,2,3,4,5,6,7,8,9",
+        "--batch",
+        1,
+        "--format",
+        "jsonl",
+    )
     assert done.code == 1
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert [row["workload"]["prompt_len"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8][: len(rows)]
@@ -119,19 +129,20 @@ def test_one_repetition_has_no_spread(machine: FakeMachine, bench: Bench) -> Non
     assert all(re.search(r": [\d.]+× · tokens equal", line) for line in pairs)
 
 
-def test_cold_and_warm_have_no_ratio_where_nothing_was_reused() -> None:
-    def samples(cached: int) -> list[Sample]:
-        one = Sample(1.0, 8, 2, 2, 8.0, (), (), (), (), (), ((1, 2),), 8, cached, cached)
-        return [one, one]
+def measured(workload: Workload, variant: Variant, token: int = 2, cached: int = 0) -> Measured:
+    one = Sample(1.0, 2, 2, 8, ((1, token),), 8, cached, cached)
+    return Measured(workload, variant, (one, one), (1, 2), (8, 2))
 
+
+def test_cold_and_warm_have_no_ratio_where_nothing_was_reused() -> None:
     workload = suite_workloads("prefix")[0]
-    cold, warm = arms_of(workload, (EAGER,))
-    pair = pair_document(workload, (cold, samples(0)), (warm, samples(0)))
+    cold, warm = variants_of(workload, (EAGER,))
+    pair = pair_document(measured(workload, cold), measured(workload, warm))
     assert pair["speed_up"] is None
     assert pair_line(pair) == "      eager warm / eager cold: tokens equal 2/2"
-    pair = pair_document(workload, (cold, samples(0)), (warm, samples(4)))
+    pair = pair_document(measured(workload, cold), measured(workload, warm, cached=4))
     assert pair_line(pair) == "      eager warm / eager cold: 1.00× ±0.00 · tokens equal 2/2"
-    pair = pair_document(workload, (EAGER, samples(0)), (GRAPH, samples(0)))
+    pair = pair_document(measured(workload, EAGER), measured(workload, GRAPH))
     assert pair["speed_up"]["ratio"] == 1.0
 
 
@@ -213,17 +224,16 @@ def test_help_metrics(bench: Bench) -> None:
     assert max(map(len, done.out.splitlines())) <= 80
 
 
-def test_only_arms_that_sum_in_other_orders_say_so_where_they_part() -> None:
-    def samples(token: int) -> list[Sample]:
-        return [Sample(1.0, 8, 2, 2, 8.0, (), (), (), (), (), ((1, token),), 8, 0, 0)]
-
+def test_only_variants_that_sum_in_other_orders_say_so_where_they_part() -> None:
     for suite, variants, said in (
         ("stages", (NAIVE, KV_CACHE), True),
         ("quick", (EAGER, GRAPH), False),
     ):
         workload = suite_workloads(suite)[0]
-        pair = pair_document(workload, (variants[0], samples(2)), (variants[1], samples(3)))
-        line = pair_line(pair)
+        base, other, same = (
+            measured(workload, variant, token)
+            for variant, token in zip((*variants, variants[1]), (2, 3, 2), strict=True)
+        )
+        line = pair_line(pair_document(base, other))
         assert "token 1: 2 and 3" in line and ("sum in different orders" in line) is said
-        equal = pair_document(workload, (variants[0], samples(2)), (variants[1], samples(2)))
-        assert "orders" not in pair_line(equal)
+        assert "orders" not in pair_line(pair_document(base, same))

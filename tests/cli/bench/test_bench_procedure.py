@@ -14,7 +14,7 @@ from cli.bench.fake_bench_engine import Behaviour, FakeMachine
 from minivllm_cli.bench.requests import make_repetition
 from minivllm_cli.bench.variant import EAGER, GRAPH
 from minivllm_cli.bench.workload import Workload
-from minivllm_cli.config.number_lists import Length
+from minivllm_cli.config.bench_options import Length
 
 
 def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -65,12 +65,14 @@ def test_decode_times_steps_alone_with_all_requests_running(
         for sample in row["samples"]:
             assert sample["steps"] == 10
             assert (sample["in_tokens"], sample["out_tokens"]) == (900, 30)
-            assert sample["wall_s"] < 0.1  # reading a prompt would be in it
+            assert (
+                sample["wall_s"] < 0.1
+            )  # on the clock of the fake; reading a prompt would be in it
         assert row["itl_ms"]["n"] == 30 and row["itl_ms"]["p99"] < 100
     assert all(pair["equal"] == pair["of"] == 3 for pair in done.document["equal"])
 
 
-def test_arms_take_turns_on_the_same_prompts_from_an_empty_cache(
+def test_variants_take_turns_on_the_same_prompts_from_an_empty_cache(
     machine: FakeMachine, bench: Bench
 ) -> None:
     done = bench(
@@ -83,7 +85,7 @@ def test_arms_take_turns_on_the_same_prompts_from_an_empty_cache(
     added = [entry for entry in log if entry[0] == "add"]
     assert [graphs for _, _, graphs, _ in added] == [False, True] * 4
     prompts = [ids for _, ids, _, _ in added]
-    assert prompts[0::2] == prompts[1::2]  # an variant gets what the other got
+    assert prompts[0::2] == prompts[1::2]  # a variant gets what the other got
     assert len(set(prompts)) == 4  # and every repetition something new
     orders = [[s["order"] for s in row["samples"]] for row in done.document["rows"]]
     assert orders == [[1, 3, 5], [2, 4, 6]]
@@ -101,7 +103,7 @@ def test_prompts_are_the_same_in_every_process_and_different_in_every_repetition
 
 
 @pytest.mark.parametrize("kind", ["prefill", "mixed", "prefix"])
-def test_lengths_that_are_drawn_are_those_of_every_repetition_and_arm(
+def test_lengths_that_are_drawn_are_those_of_every_repetition_and_variant(
     machine: FakeMachine, bench: Bench, kind: str
 ) -> None:
     more = [] if kind == "prefill" else ["--gen-len", "2~50"]
@@ -203,7 +205,7 @@ def test_other_tokens_are_named_and_fail_where_that_was_asked(
 
 
 @pytest.mark.parametrize(("flags", "variants"), [([], 2), (["--graph"], 1), (["--eager"], 1)])
-def test_arms_that_were_asked_for(
+def test_variants_that_were_asked_for(
     machine: FakeMachine, bench: Bench, flags: list[str], variants: int
 ) -> None:
     done = bench("--suite", "quick", *flags, "--json", "-q")
@@ -244,7 +246,7 @@ def test_an_interrupt_keeps_finished_rows(
             signal.raise_signal(signal.SIGINT)
 
     machine.behaviour = Behaviour(device="cpu", on_step=interrupt)
-    args = ["--workload", "prefill", "--batch", 1, "--prompt-len", "1-9", "--json"]
+    args = ["--workload", "prefill", "--batch", 1, "--prompt-len", "1,2,3,4,5,6,7,8,9", "--json"]
     path = tmp_path / "bench.json"
     done = bench(*args, *(["--save", path] if save else []))
     assert done.code == 130
@@ -268,7 +270,7 @@ def test_finished_rows_are_on_disk_while_the_next_is_measured(
         seen.append(len(json.loads(path.read_text())["rows"]) if path.exists() else 0)
 
     machine.behaviour = Behaviour(device="cpu", on_step=look)
-    args = ("--workload", "prefill", "--batch", 1, "--prompt-len", "1-3", "--save", path)
+    args = ("--workload", "prefill", "--batch", 1, "--prompt-len", "1,2,3", "--save", path)
     assert bench(*args, "--reps", 1, "--warmup", 0).code == 0
     assert seen == [0, 1, 2]
     assert json.loads(path.read_text())["complete"] is True
@@ -326,5 +328,5 @@ def test_a_shape_needs_no_checkpoint(machine: FakeMachine, bench: Bench) -> None
     assert machine.engines[0].model_config.vocab_size == 248320
 
 
-def test_arms_have_the_names_of_the_contract() -> None:
+def test_variants_have_the_names_of_the_contract() -> None:
     assert (EAGER.name, GRAPH.name, EAGER.graph, GRAPH.graph) == ("eager", "graph", False, True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from minivllm_cli.bench.gpu_state import GpuWatch
+from minivllm_cli.bench.document import GpuWatch
 from minivllm_cli.bench.stats import describe, interval_of_change, outliers, percentile
 from minivllm_engine.memory.devices import GpuState
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from cli.chat.scripted_engine import ScriptedEngine
-from minivllm_cli import engine as engine_factory
+from minivllm_cli import engine
 from minivllm_cli.main import main
 from minivllm_engine.model_config.generation_config import load_generation_config
 
@@ -16,7 +16,7 @@ def _prepare_model(settings, command):
     path = Path(settings.model)
     return SimpleNamespace(
         path=path,
-        tokenizer=engine_factory.load_tokenizer(path),
+        tokenizer=engine.load_tokenizer(path),
         generation_config=load_generation_config(path),
         settings=settings,
         plan=SimpleNamespace(device=None),
@@ -30,14 +30,18 @@ def _open_engine(prepared, progress=None):
         if progress is not None:
             progress("weights", done, parts)
         time.sleep(seconds / parts)
-    return ScriptedEngine(prepared.settings, prepared.path)
+    return ScriptedEngine(prepared.settings, prepared.path, os.environ.get("FAKE_LOG"))
 
 
-engine_factory.find_model = Path
-engine_factory.prepare_model = _prepare_model
-engine_factory.open_engine = _open_engine
+def install(replace=setattr):
+    """Put the scripted engine behind the one door to the engine."""
+    replace(engine, "find_model", Path)
+    replace(engine, "prepare_model", _prepare_model)
+    replace(engine, "open_engine", _open_engine)
+
 
 if __name__ == "__main__":
+    install()
     try:
         main()
     finally:

@@ -3,12 +3,14 @@
 import json
 import re
 import signal
+import sys
 
 import pytest
 
 from cli.chat.program import Chat
-from cli.chat.terminal import CTRL_C, CTRL_D, ENTER
+from cli.chat.terminal import CTRL_C, ENTER
 from cli.program import REAL
+from minivllm_engine import LLM, SamplingParams
 
 
 @pytest.fixture
@@ -16,28 +18,28 @@ def demo(tmp_path):
     return Chat(tmp_path, "demo", [*REAL, "chat", "demo", "--max-tokens", "12"])
 
 
-def test_a_pipe_gives_the_answer_that_generate_gives(demo, tmp_path):
+def test_a_pipe_gives_the_answer_that_the_library_gives(demo):
     question = "What does 'aardvark' mean?"
-    generate = Chat(tmp_path, "demo", [*REAL, "generate", "demo", "--max-tokens", "12"])
-    expected = generate.run("--prompt", question)
-    piped = demo.run(stdin=question.encode())
-    assert (piped.code, piped.stdout) == (0, expected.stdout)
+    with LLM("demo") as llm:
+        (expected,) = llm.generate(
+            [{"messages": [{"role": "user", "content": question}]}], SamplingParams(max_tokens=12)
+        )
+    piped = demo.pipe("--max-tokens", "12", stdin=question.encode())
+    assert (piped.code, piped.out) == (0, expected.text + "\n")
     assert len(piped.stdout) > 12
     assert re.search(r"prompt \d+ = 0 reused \+ \d+ new · ctx \d+/4,096", piped.err)
 
 
 def test_k12_short_turns_say_what_they_cost(demo):
-    with demo.open("--transcript", "t.jsonl") as terminal:
-        terminal.ask("What does 'aardvark' mean?")
-        first = terminal.ask("/show prompt")
-        terminal.ask("What kind of thing is it?")
-        cache = terminal.ask("/show cache")
-        undone = terminal.ask("/undo")
-        assert terminal.ask("/show prompt") == first
-        terminal.ask("What kind of thing is it?")
-        assert "blocks" in terminal.ask("/show memory")
-        terminal.type(CTRL_D)
-        assert terminal.wait_for_exit() == 0
+    with demo.talk("--transcript", "t.jsonl", "--max-tokens", "12") as talk:
+        talk.ask("What does 'aardvark' mean?")
+        first = talk.ask("/show prompt")
+        talk.ask("What kind of thing is it?")
+        cache = talk.ask("/show cache")
+        undone = talk.ask("/undo")
+        assert talk.ask("/show prompt") == first
+        talk.ask("What kind of thing is it?")
+        assert "blocks" in talk.ask("/show memory")
     assert re.search(r"^KV blocks +0/[\d,]+ used +at most [12] so far$", cache, re.M)
     assert re.search(r"^state slots +0/1 used +at most 1 so far$", cache, re.M)
     rows = [json.loads(line) for line in (demo.home / "t.jsonl").read_text().splitlines()]
@@ -64,3 +66,22 @@ def test_k8_the_real_engine_is_stopped_and_goes_on(demo):
         terminal.signal(signal.SIGTERM)
         assert terminal.wait_for_exit() == 143
         assert "Traceback" not in terminal.text
+
+
+def test_a9_the_first_turn_imports_nothing(demo):
+    """What is imported within a turn would be told as the time to its first token."""
+    script = """import sys
+from minivllm_cli.chat.session import Chat
+ask = Chat.ask
+def counted(*args, **kwargs):
+    before = set(sys.modules)
+    output = ask(*args, **kwargs)
+    sys.stderr.write(f"imported {sorted(set(sys.modules) - before)}\\n")
+    return output
+Chat.ask = counted
+from minivllm_cli.main import main
+main()"""
+    demo.command = [sys.executable, "-c", script, "chat", "demo", "--max-tokens", "2"]
+    run = demo.run(stdin=b"Define aardvark.")
+    assert run.code == 0
+    assert "imported []" in run.err_lines

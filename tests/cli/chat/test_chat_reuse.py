@@ -7,9 +7,8 @@ import pytest
 
 from cli.chat.program import Chat as ChatProgram
 from cli.program import REAL
-from minivllm_cli.chat.answering import StopFlag
-from minivllm_cli.chat.reuse import explanation, recompute_text, shortfall
-from minivllm_cli.chat.session import Chat
+from minivllm_cli.chat.session import Chat, StopFlag
+from minivllm_cli.chat.statistics import explanation, recompute_text, shortfall
 from minivllm_cli.config.settings import resolve_settings
 from minivllm_engine import LLM
 from minivllm_engine.core.outputs import Divergence, Usage
@@ -222,17 +221,17 @@ def test_every_reason_is_explained() -> None:
 
 
 def test_the_screen_says_what_was_reused(tmp_path) -> None:
-    command = [*REAL, "chat", "demo", "--max-tokens", "40", "--temperature", "0", "--think"]
-    program = ChatProgram(tmp_path, "demo", command)
-    with program.open("--system", SYSTEM, rows=60) as terminal:
-        assert "nothing has been asked yet" in terminal.ask("/why")
-        terminal.ask(QUESTIONS[0])
-        answers = [terminal.ask(question) for question in QUESTIONS[1:5]]
-        why = terminal.ask("/why")
-        undone = terminal.ask("/undo")
-        cache = terminal.ask("/cache")
-        stats = terminal.ask("/show stats")
-        memory = terminal.ask("/show memory")
+    program = ChatProgram(tmp_path, "demo", REAL)
+    args = ("--max-tokens", "40", "--temperature", "0", "--think")
+    with program.talk("--system", SYSTEM, *args) as talk:
+        assert "nothing has been asked yet" in talk.ask("/why")
+        talk.ask(QUESTIONS[0])
+        answers = [talk.ask(question) for question in QUESTIONS[1:5]]
+        why = talk.ask("/why")
+        undone = talk.ask("/undo")
+        cache = talk.ask("/cache")
+        stats = talk.ask("/show stats")
+        memory = talk.ask("/show memory")
     told = [answer for answer in answers if "history changed at token " in answer]
     assert len(told) == 1, "once is enough"
     reused = re.search(r"prompt (\d+) = (\d+) reused \+ (\d+) new", told[0])
@@ -250,8 +249,8 @@ def test_the_screen_says_what_was_reused(tmp_path) -> None:
 
 
 def test_without_a_cache_the_screen_says_so(tmp_path) -> None:
-    command = [*REAL, "chat", "demo", "--max-tokens", "5", "--set", "cache.prefix_cache=false"]
-    with ChatProgram(tmp_path, "demo", command).open() as terminal:
-        terminal.ask(QUESTIONS[0])
-        assert "each turn computes the whole chat again" in terminal.ask("/show cache")
-        assert "the prefix cache is off" in terminal.ask("/why")
+    program = ChatProgram(tmp_path, "demo", REAL)
+    with program.talk("--max-tokens", "5", "--set", "cache.prefix_cache=false") as talk:
+        talk.ask(QUESTIONS[0])
+        assert "each turn computes the whole chat again" in talk.ask("/show cache")
+        assert "the prefix cache is off" in talk.ask("/why")

@@ -3,10 +3,12 @@
 import json
 import os
 import stat
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from minivllm_cli.chat.saved_chat import SavedChat, load_chat, save_chat
+from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat, save_chat
 from minivllm_cli.chat.transcript import Message, Transcript
 from minivllm_cli.errors import CliError
 
@@ -129,6 +131,20 @@ HEADER = '{"schema_version":1,"kind":"chat","model":{},"settings":{}}\n'
         ("a.jsonl", HEADER.encode() + b'{"role":"tool","content":"x"}\n', "role is 'tool'"),
         ("a.jsonl", HEADER.encode() + b'{"role":"user","content":3}\n', "no text"),
         ("a.jsonl", HEADER.encode() + b'{"event":"dance"}\n', "unknown event 'dance'"),
+        ("a.jsonl", HEADER.encode() + b'{"event":"truncate","messages":-1}\n', "cannot keep -1"),
+        ("a.jsonl", HEADER.encode() + b'{"role":"assistant","content":"a"}\n', "not in turn"),
+        (
+            "a.jsonl",
+            HEADER.encode() + 2 * b'{"role":"user","content":"q"}\n',
+            "not in turn",
+        ),
+        (
+            "a.jsonl",
+            HEADER.encode()
+            + b'{"role":"user","content":"q"}\n'
+            + b'{"role":"assistant","content":"a","reasoning":["x"]}\n',
+            "reasoning is no text",
+        ),
         ("a.jsonl", HEADER.encode() + b'x\n{"role":"user","content":"q"}\n', "not JSON"),
         (
             "a.jsonl",
@@ -156,3 +172,60 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     with (tmp_path / "a.jsonl").open("ab") as file:
         file.write(b'{"role":"user","conte')
     assert load_chat(tmp_path / "a.jsonl") == CHAT
+
+
+def test_a_last_line_without_its_end_counts_and_is_ended_by_who_goes_on(tmp_path):
+    path = tmp_path / "a.jsonl"
+    save_chat(CHAT, path)
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert load_chat(path) == CHAT
+    log = TranscriptFile(path, resume=True)
+    log.update(replace(CHAT, transcript=CHAT.transcript.with_system(None)))
+    log.close()
+    assert load_chat(path).transcript == CHAT.transcript.with_system(None)
+
+
+def test_a_place_is_that_of_an_editor(tmp_path):
+    (tmp_path / "a.jsonl").write_text(f"\n{HEADER}\nx\n{HEADER}")
+    with pytest.raises(CliError, match=r"a\.jsonl:4 is no saved chat"):
+        load_chat(tmp_path / "a.jsonl")
+
+
+def test_json_lines_of_another_name_are_read(tmp_path):
+    TranscriptFile(tmp_path / "a.json", resume=False).update(CHAT)
+    assert load_chat(tmp_path / "a.json") == CHAT
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "."])
+def test_what_is_no_file_ends_with_a_reason(path):
+    with pytest.raises(CliError, match=r"is no saved chat|cannot be read"):
+        load_chat(Path(path))
+
+
+def test_a_chat_of_many_messages_is_read_in_one_pass(tmp_path):
+    turn = b'{"role":"user","content":"q"}\n{"role":"assistant","content":"a"}\n'
+    (tmp_path / "a.jsonl").write_bytes(HEADER.encode() + turn * 50_000)
+    assert load_chat(tmp_path / "a.jsonl").transcript.num_turns == 50_000
+
+
+def test_settings_that_no_turn_could_use_are_refused(chat):
+    def file(**settings):
+        document = {"schema_version": 1, "kind": "chat", "settings": settings, "messages": []}
+        (chat.home / "a.json").write_text(json.dumps(document))
+
+    with chat.talk() as talk:
+        for settings in ({"seed": 2**70}, {"top_k": "x"}, {"colour": 1}, {"think": 1}):
+            file(**settings)
+            assert talk.ask("/load a.json").startswith("error: a.json: "), settings
+        assert talk.ask("echo one").startswith("one\n")
+
+
+def test_names_in_commands(chat):
+    with chat.talk("--transcript", "t.jsonl") as talk:
+        talk.ask("echo one")
+        assert talk.ask("/save t.jsonl").startswith("error: t.jsonl is the transcript of this chat")
+        assert talk.ask("/save ~nobody-of-that-name/a.json").startswith("error: ~nobody")
+        assert talk.ask("/load ~nobody-of-that-name/a.json").startswith("error: ~nobody")
+        assert talk.ask("/system @~nobody-of-that-name/a.txt").startswith("error: /system @~nobody")
+        talk.ask("echo two")
+    assert load_chat(chat.home / "t.jsonl").transcript.num_turns == 2

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from minivllm_cli.chat.saved_chat import SavedChat, load_chat
+from minivllm_cli.chat.saved_chat import SavedChat, TranscriptFile, load_chat
 from minivllm_cli.chat.transcript import Message, Transcript
-from minivllm_cli.chat.transcript_file import TranscriptFile
 from minivllm_cli.errors import CliError
 
 START = SavedChat({"name": "demo", "hash": "sha256:00"}, {"seed": 1}, Transcript("Be brief."))

@@ -8,7 +8,7 @@ import pytest
 
 from cli.program import REAL, Program
 from minivllm_cli.batch.remedies import Remedies
-from minivllm_cli.batch.summary import render_summary
+from minivllm_cli.batch.report import render_summary
 from minivllm_cli.batch.tally import Tally
 from minivllm_cli.config.settings import resolve_settings
 from minivllm_engine.checkpoint.index import resolve_model
@@ -93,7 +93,7 @@ def test_c14_totals_are_the_sums_of_the_records(
     lines += [{"prompt": "say x"}, {"prompt": f"{HEADER}\nnan"}]
     lines += [{"prompt": f"{HEADER}9\nsay 9", "prefix_cache": False}]
     source = program.write_lines("in", lines)
-    done = program.run("generate", fake_model, "-i", source, "--summary", "s.json", *verify)
+    done = program.run("generate", fake_model, "-i", source, "-v", "--summary", "s.json", *verify)
     assert done.code == 3
     _check_totals(done.records, json.loads((program.home / "s.json").read_text()))
     failed = done.records[7]
@@ -209,7 +209,7 @@ def test_the_summary_tells_reuse_from_restoring() -> None:
     tally = _tally(2, _stats(snapshots_peak=18, snapshots_total=32, restored_tokens=640))
     tally.add_output(_output(Usage(100, 5, 0, 64, 64, 64, None)))
     tally.add_output(_output(Usage(60, 5, 0, 0, 0, 0, "below_granularity")))
-    text = "\n".join(render_summary(tally, {"prompt": 2}, 0, None))
+    text = "\n".join(render_summary(tally, {"prompt": 2}, 0, None, all_of_it=True))
     assert "in 160 = 64 reused + 96 new · out 10" in text
     assert (
         "hit 40% · misses: below_granularity 1 · "

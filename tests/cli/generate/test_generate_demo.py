@@ -110,38 +110,36 @@ def test_k14_too_many_sequences_are_refused_with_what_fits(demo: Program) -> Non
 
 
 def test_k2_killed_and_continued(demo: Program) -> None:
-    words = ["trumpet", "kettle", "lawyer", "river", "sofa"]
+    words = ["trumpet", "kettle", "lawyer"]
     source = demo.write_lines("in.jsonl", [_user(f"Define {word}.", id=word) for word in words])
     args = ["generate", "demo", "-i", source, "--max-num-seqs", "1", "-o", "out.jsonl"]
     partial = demo.home / "out.jsonl.partial"
     process = demo.start(*args)
     demo.interrupt_when(
-        lambda: partial.exists() and partial.read_bytes().count(b"\n") > 2, process, signal.SIGKILL
+        lambda: partial.exists() and partial.read_bytes().count(b"\n") > 1, process, signal.SIGKILL
     )
     process.wait()
     saved = partial.read_bytes().count(b"\n") - 1
-    assert 2 <= saved < 5
+    assert 1 <= saved < 3
     done = demo.run(*args)
     assert done.code == 0
-    assert f"resuming: {saved}/5 done" in done.err_lines
+    assert f"resuming: {saved}/3 done" in done.err_lines
     records = read_records(demo.home / "out.jsonl")
     assert [r["id"] for r in records] == words
     assert records[0]["outputs"][0]["text"] == ANSWERS["trumpet"]
     assert all(r["outputs"][0]["finish_reason"] == "stop" for r in records)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("delay", [0.0, 1.0])
 def test_h17_an_interrupt_while_torch_and_weights_load(demo: Program, delay: float) -> None:
     process = demo.start("generate", "demo", "-i", EXAMPLES, "-o", "out.jsonl", "--ignore-eos")
     wait_for(lambda: demo.stderr_has("loading"))
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
     wait_for(lambda: demo.stderr_has("stopping"))
     if demo.stderr_has("stopping: no new requests"):
         process.send_signal(signal.SIGINT)
     done = demo.finish(process)
-    assert time.monotonic() - began < 10
     assert done.code == 130
     assert done.out == ""
     assert "Traceback" not in done.err

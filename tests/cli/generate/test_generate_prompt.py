@@ -84,7 +84,7 @@ def test_k20_a_long_prompt_shows_a_rising_percentage(program: Program, fake_mode
     text = "x" * 12_000 + "\nsay done"
     args = ["generate", fake_model, "-p", text, "--max-model-len", "16K"]
     screen = _on_terminal(
-        program, args, stderr_too=True, FAKE_STEP_SECONDS="0.1", TERM="xterm", COLUMNS="120"
+        program, args, stderr_too=True, FAKE_STEP_SECONDS="0.06", TERM="xterm", COLUMNS="120"
     ).decode()
     seen = [int(percent) for percent in re.findall(r"prompt \S+ [\d,]+/12,\d+ \((\d+)%\)", screen)]
     assert len(set(seen)) > 5

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.program import Finished, Program, read_records, wait_for
+from cli.in_process import InProcess
+from cli.program import Finished, Program, read_records
 from minivllm_cli.errors import CliError
 from minivllm_cli.files.journal import Journal
 
@@ -30,17 +31,11 @@ def _journal(program: Program) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _kill_after(program: Program, count: int, args: list[Any], **env: str) -> int:
-    """Start, SIGKILL when `count` records are journaled; how many whole lines there are."""
-    partial = program.home / "out.jsonl.partial"
-    process = program.start(*args, **{**_SLOW, **env})
-    program.interrupt_when(
-        lambda: partial.exists() and partial.read_bytes().count(b"\n") > count,
-        process,
-        signal.SIGKILL,
-    )
-    process.wait()
-    return partial.read_bytes().count(b"\n") - 1
+def _break_after(program: Program, count: int, args: list[Any]) -> int:
+    """Run until the engine fails when `count` records are journaled, at two steps a record."""
+    assert program.run(*args, FAKE_FAILS_AT=str(2 * count + 1)).code == 1
+    assert len(_journal(program)) == count + 1
+    return count
 
 
 def _outputs(path: Path) -> list[Any]:
@@ -52,7 +47,13 @@ def test_h15_k2_a_killed_run_is_continued(program: Program, fake_model: Path, so
     whole.home.mkdir()
     assert whole.run(*_args(fake_model, source)).code == 0
     args = _args(fake_model, source)
-    saved = _kill_after(program, 5, args)
+    partial = program.home / "out.jsonl.partial"
+    process = program.start(*args, **_SLOW)
+    program.interrupt_when(
+        lambda: partial.exists() and partial.read_bytes().count(b"\n") > 5, process, signal.SIGKILL
+    )
+    process.wait()
+    saved = partial.read_bytes().count(b"\n") - 1
     assert 5 <= saved < 10
     assert len(_journal(program)) == saved + 1
     with open(program.home / "out.jsonl.partial", "ab") as file:
@@ -71,7 +72,7 @@ def test_h15_k2_a_killed_run_is_continued(program: Program, fake_model: Path, so
 def test_concurrency_may_change_between_runs(
     program: Program, fake_model: Path, source: Path
 ) -> None:
-    saved = _kill_after(program, 3, _args(fake_model, source))
+    saved = _break_after(program, 3, _args(fake_model, source))
     done = program.run("generate", fake_model, "-i", source, "-o", "out.jsonl")
     assert done.code == 0
     assert f"resuming: {saved}/10 done" in done.err_lines
@@ -81,7 +82,7 @@ def test_concurrency_may_change_between_runs(
 def test_the_header_names_what_the_journal_belongs_to(
     program: Program, fake_model: Path, source: Path
 ) -> None:
-    _kill_after(program, 1, _args(fake_model, source))
+    _break_after(program, 1, _args(fake_model, source))
     header, first = _journal(program)[:2]
     assert header["journal"] == 1
     assert header["fingerprint"].startswith("sha256:")
@@ -107,7 +108,7 @@ def test_another_model_is_refused_by_name(
     for original in fake_model.iterdir():
         (model / original.name).write_bytes(original.read_bytes())
     args = _args(model, source)
-    saved = _kill_after(program, 2, args)
+    saved = _break_after(program, 2, args)
     before = (program.home / "out.jsonl.partial").read_bytes()
     (model / file).write_text(text)
     done = program.run(*args)
@@ -124,7 +125,7 @@ def test_another_model_is_refused_by_name(
 
 def test_overwrite_starts_again(program: Program, fake_model: Path, source: Path) -> None:
     args = _args(fake_model, source)
-    _kill_after(program, 2, args)
+    _break_after(program, 2, args)
     program.forget_engine()
     done = program.run(*args, "--overwrite")
     assert done.code == 0
@@ -135,7 +136,7 @@ def test_overwrite_starts_again(program: Program, fake_model: Path, source: Path
 def test_changed_lines_are_answered_again_only_when_asked_to(
     program: Program, fake_model: Path, source: Path
 ) -> None:
-    saved = _kill_after(program, 4, _args(fake_model, source))
+    saved = _break_after(program, 4, _args(fake_model, source))
     before = (program.home / "out.jsonl.partial").read_bytes()
     lines = [dict(line) for line in _LINES]
     lines[1]["prompt"] = "say other"
@@ -172,7 +173,7 @@ def test_a_run_over_less_does_not_throw_answers_away(
     program: Program, fake_model: Path, source: Path, more: list[str]
 ) -> None:
     program.write_lines("earlier.jsonl", [{"id": "r0", "status": "error", "outputs": []}])
-    saved = _kill_after(program, 4, _args(fake_model, source))
+    saved = _break_after(program, 4, _args(fake_model, source))
     before = (program.home / "out.jsonl.partial").read_bytes()
     program.forget_engine()
     done = program.run(*_args(fake_model, source, *more))
@@ -187,7 +188,7 @@ def test_a_run_over_less_does_not_throw_answers_away(
 
 
 def test_a_run_over_more_goes_on(program: Program, fake_model: Path, source: Path) -> None:
-    saved = _kill_after(program, 2, _args(fake_model, source, "--limit", "8"))
+    saved = _break_after(program, 2, _args(fake_model, source, "--limit", "8"))
     done = program.run(*_args(fake_model, source, "--order", "completion", "--format", "text"))
     assert done.code == 0
     assert f"resuming: {saved}/10 done" in done.err_lines
@@ -234,7 +235,7 @@ def _rebuild_journal(
     program: Program, model: Path, source: Path, records: list[dict[str, Any]]
 ) -> None:
     """A journal that holds `records`, as a run leaves it that is killed before it publishes."""
-    _kill_after(program, 1, [*_args(model, source), "--overwrite"])
+    _break_after(program, 1, [*_args(model, source), "--overwrite"])
     partial = program.home / "out.jsonl.partial"
     header, *entries = partial.read_text().splitlines()
     keys = _keys(model, source)
@@ -246,18 +247,17 @@ def _rebuild_journal(
 
 
 def _keys(model: Path, source: Path) -> list[str]:
-    from minivllm_cli import engine as engine_factory
+    from minivllm_cli import engine
     from minivllm_cli.batch.flags import GenerateFlags
-    from minivllm_cli.batch.job_source import JobSource
-    from minivllm_cli.batch.scan import Selection
+    from minivllm_cli.batch.jobs import JobSource, Selection
+    from minivllm_cli.batch.prompts import Overrides
     from minivllm_cli.config.settings import resolve_settings
     from minivllm_cli.console.streams import Console
     from minivllm_cli.files.input_file import InputFile
-    from minivllm_engine.protocol.line_parser import LineParser
 
-    settings = engine_factory.add_model_sampling(resolve_settings(environ={}), model)
+    settings = engine.add_model_sampling(resolve_settings(environ={}), model)
     file = InputFile.open(str(source), Console())
-    jobs = JobSource(file, Selection(), GenerateFlags(), settings, LineParser, None)
+    jobs = JobSource(file, GenerateFlags(), settings, Overrides(None, {}, {}), Selection())
     keys = [job.key for job in jobs.jobs()]
     file.close()
     return keys
@@ -267,15 +267,17 @@ def test_a_second_run_on_the_same_output_is_refused(
     program: Program, fake_model: Path, source: Path
 ) -> None:
     args = _args(fake_model, source)
-    # Slow enough for two more programs to start meanwhile, on a busy machine too.
-    process = program.start(*args, **{**_SLOW, "FAKE_STEP_SECONDS": "0.08"})
-    wait_for(lambda: (program.home / "out.jsonl.partial").exists())
+    _break_after(program, 2, args)
+    partial = program.home / "out.jsonl.partial"
+    held = Journal.open(partial, _journal(program)[0]["parts"])
+    before = partial.read_bytes()
     for more in ([], ["--overwrite"]):
         done = program.run(*args, *more)
         assert done.code == 2
         assert "out.jsonl.partial is being written by another run" in done.err
-    assert program.finish(process).code == 0
-    assert len(read_records(program.home / "out.jsonl")) == 10
+    held.close()
+    assert partial.read_bytes() == before
+    assert program.run(*args).code == 0
 
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume", "force"]], ids=" ".join)
@@ -344,20 +346,21 @@ def test_a_run_that_fails_before_its_first_record_leaves_no_journal(
     assert sorted(p.name for p in program.home.iterdir()) == ["in.jsonl"]
 
 
-def test_h15_memory_does_not_grow_with_the_file(program: Program, fake_model: Path) -> None:
+def test_h15_memory_does_not_grow_with_the_file(program: InProcess, fake_model: Path) -> None:
     def peak(count: int) -> tuple[Finished, int]:
         source = program.home / f"{count}.jsonl"
         with open(source, "w") as file:
             for n in range(count):
-                file.write(json.dumps({"id": n, "prompt": "say a", "note": "x" * 500}) + "\n")
+                file.write(json.dumps({"id": n, "prompt": "say a", "note": "x" * 1500}) + "\n")
         args = ["generate", fake_model, "-i", source, "-o", f"{count}.out", "--order", "input"]
-        done = program.run(*args, timeout=300, MEASURE_PEAK=str(program.home / "peak"), FAKE_LOG="")
+        environ = {"MEASURE_PEAK": str(program.home / "peak"), "FAKE_LOG": ""}
+        done = program.run_process(*args, timeout=300, **environ)
         return done, int((program.home / "peak").read_text())
 
-    few, small = peak(2_000)
-    many, large = peak(100_000)
+    few, small = peak(500)
+    many, large = peak(10_000)
     assert (few.code, many.code) == (0, 0)
-    with open(program.home / "100000.out") as file:
-        assert [json.loads(line)["index"] for line in file] == list(range(100_000))
-    # 50 MB of input and more of output; what grows is a few dozen bytes a line.
-    assert (large - small) * 1024 < 98_000 * 250
+    with open(program.home / "10000.out") as file:
+        assert [json.loads(line)["index"] for line in file] == list(range(10_000))
+    # 15 MB of input and more of output; what grows is a few dozen bytes a line.
+    assert (large - small) * 1024 < 9_500 * 300

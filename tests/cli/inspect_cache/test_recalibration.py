@@ -83,10 +83,10 @@ def test_the_yaml_leads_to_the_plan_and_one_block_more_does_not_fit() -> None:
 
 
 def test_graphs_that_do_not_fit_are_refused_with_what_does() -> None:
-    config = EngineConfig.create(engine={"max_num_seqs": 250, "max_model_len": 4096})
+    config = EngineConfig.create(engine={"max_num_seqs": 100, "max_model_len": 4096})
     plan = on_gpu(config).plan
     with pytest.raises(CapacityError) as caught:
-        recalibrate(measured(plan, plan.graph_bytes + 4 * GIB), plan, config, on_gpu)
+        recalibrate(measured(plan, plan.graph_bytes + 3 * GIB), plan, config, on_gpu)
     assert "are reserved" in caught.value.what and "--set engine." in (caught.value.hint or "")
 
 

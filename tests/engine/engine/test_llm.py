@@ -700,3 +700,24 @@ def test_ids_that_were_reported_stay_as_they_were_and_are_the_readers_own(tiny_m
     assert CompletionOutput(0).token_ids == []
     assert get_type_hints(CompletionOutput)["token_ids"] == list[int]
     assert TypeAdapter(CompletionOutput).validate_python({"index": 1}).token_ids == []
+
+
+def test_b8_closing_ends_every_request_with_a_last_output(tiny_model) -> None:
+    """Whoever reads a stream, or steps, gets a finished output with the reason abort."""
+    params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
+    llm = LLM(tiny_model)
+    other = llm.add_request("efgh", params)
+    stream = llm.stream("abcd", params)
+    first = next(stream)
+    assert not first.finished
+    llm.close()
+    (last,) = list(stream)
+    assert last.finished and last.finish_reason == FinishReason.ABORT
+    assert last.outputs[0].text.startswith(first.outputs[0].text)
+    assert llm.has_unfinished
+    *_, out = llm.step()
+    assert (out.request_id, out.finished, out.finish_reason) == (other, True, FinishReason.ABORT)
+    assert not llm.has_unfinished
+    with pytest.raises(EngineError, match="closed"):
+        llm.step()
+    llm.close()

@@ -275,6 +275,7 @@ def test_an_engine_can_be_closed_with_a_step_in_flight(tiny_model) -> None:
     llm.close()
     llm.close()
     assert llm._loop._flight is None and llm._loop.runner is None
+    assert llm.step()[-1].finish_reason == FinishReason.ABORT
     assert not llm.has_unfinished
     with pytest.raises(EngineError, match="closed"):
         llm.step()

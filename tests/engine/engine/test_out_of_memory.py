@@ -10,7 +10,7 @@ from minivllm_engine.engine import out_of_memory as out_of_memory
 from minivllm_engine.engine import prepare
 from minivllm_engine.memory.devices import DeviceMemory, DeviceProcess, Gpu
 from minivllm_engine.memory.plan import try_plan
-from minivllm_engine.memory.suggest import Remedy, changed
+from minivllm_engine.memory.suggest import Change, changed
 
 GIB = 2**30
 SAID = (
@@ -56,8 +56,8 @@ def test_a_share_that_is_too_small_for_the_model_is_not_proposed(
     model_config = prepare.prepare(tiny_model, EngineConfig.create()).model_config
 
     def fits(share: float) -> bool:
-        remedy = Remedy("engine.gpu_memory_utilization", f"{share:.2f}")
-        config = changed(EngineConfig.create(), remedy)
+        change = Change("engine.gpu_memory_utilization", f"{share:.2f}")
+        config = changed(EngineConfig.create(), change)
         return try_plan(model_config, config, a_card_that_runs_out).ok
 
     least = next(percent for percent in range(1, 90) if fits(percent / 100)) / 100

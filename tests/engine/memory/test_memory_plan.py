@@ -10,8 +10,14 @@ from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
 from minivllm_engine.core.units import format_size
 from minivllm_engine.memory.devices import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
-from minivllm_engine.memory.plan import kv_bytes_per_token, plan_memory, slot_bytes, try_plan
-from minivllm_engine.memory.sizes import graph_sizes, kv_saved, weight_bytes
+from minivllm_engine.memory.plan import plan_memory, try_plan
+from minivllm_engine.memory.sizes import (
+    graph_sizes,
+    kv_bytes_per_token,
+    kv_saved,
+    slot_bytes,
+    weight_bytes,
+)
 from minivllm_engine.model_config.config import ModelConfig
 from support.qwen35_08b import CONFIG, NUM_PARAMETERS
 

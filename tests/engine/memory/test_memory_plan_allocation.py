@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minivllm_engine import LLM, SamplingParams
-from minivllm_engine.memory.plan import MemoryPlan
+from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.ops.operations import DeltaNetWeights
 from support.byte_tokenizer import write_byte_tokenizer
 from support.peak_memory import PeakMemory

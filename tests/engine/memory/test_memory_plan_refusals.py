@@ -9,15 +9,15 @@ from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
 from minivllm_engine.memory.devices import DeviceMemory, DeviceProcess, host_memory
-from minivllm_engine.memory.plan import plan_memory
-from minivllm_engine.memory.suggest import Remedy, changed
+from minivllm_engine.memory.plan import plan_memory, try_plan
+from minivllm_engine.memory.suggest import Change, changed
 from minivllm_engine.model_config.config import ModelConfig
 
 
-def remedies_in(hint: str) -> list[Remedy]:
-    """The remedies of a printed hint: `--set a=1, or --set c=3`."""
-    parts = [part.removeprefix("--set ").partition("=") for part in hint.split(", or ")]
-    return [Remedy(key, value) for key, _, value in parts]
+def changes_in(hint: str) -> list[Change]:
+    """The changes of a printed hint: `--set a=1, or --set c=3`."""
+    parts = (part.removeprefix("--set ").partition("=") for part in hint.split(", or "))
+    return [Change(key, value) for key, _, value in parts]
 
 
 def refused(
@@ -60,7 +60,7 @@ def random_case(rng: random.Random) -> tuple[ModelConfig, DeviceMemory, EngineCo
 def test_k15_the_planner_accepts_every_printed_suggestion() -> None:
     rng = random.Random(0)
     outcomes: Counter[str] = Counter()
-    for _ in range(300):
+    for _ in range(200):
         model, device, config = random_case(rng)
         error = refused(model, device, config)
         if error is None:
@@ -70,31 +70,48 @@ def test_k15_the_planner_accepts_every_printed_suggestion() -> None:
         if error.hint is None:
             continue
         outcomes["with remedies"] += 1
-        for remedy in remedies_in(error.hint):
+        for change in changes_in(error.hint):
             outcomes["remedies"] += 1
-            again = refused(model, device, changed(config, remedy))
-            assert again is None, f"{config} on {device}: {remedy}: {again}"
+            again = refused(model, device, changed(config, change))
+            assert again is None, f"{config} on {device}: {change}: {again}"
     assert outcomes["fits"] > 20
-    assert outcomes["with remedies"] > 60
+    assert outcomes["with remedies"] > 40
 
 
 def test_k15_a_length_beyond_the_positions_comes_with_ones_that_fit() -> None:
     rng = random.Random(2)
     outcomes: Counter[str] = Counter()
-    for _ in range(150):
+    for _ in range(100):
         model, device, config = random_case(rng)
         beyond = str(model.max_position_embeddings + 1)
         with pytest.raises(ConfigError) as caught:
-            plan_memory(model, changed(config, Remedy("engine.max_model_len", beyond)), device)
+            plan_memory(model, changed(config, Change("engine.max_model_len", beyond)), device)
         hint = caught.value.hint
         outcomes["silent" if hint is None else "with remedies"] += 1
-        for remedy in remedies_in(hint) if hint else ():
-            assert remedy.key == "engine.max_model_len"
-            outcomes["shorter"] += int(remedy.value) < model.max_position_embeddings
-            again = refused(model, device, changed(config, remedy))
-            assert again is None, f"{config} on {device}: {remedy}: {again}"
-    assert outcomes["with remedies"] > 30
-    assert outcomes["shorter"] > 10
+        for change in changes_in(hint) if hint else ():
+            assert change.key == "engine.max_model_len"
+            outcomes["shorter"] += int(change.value) < model.max_position_embeddings
+            again = refused(model, device, changed(config, change))
+            assert again is None, f"{config} on {device}: {change}: {again}"
+    assert outcomes["with remedies"] > 20
+    assert outcomes["shorter"] > 5
+
+
+def test_nothing_is_suggested_only_where_no_single_change_helps() -> None:
+    rng = random.Random(1)
+    silent = 0
+    for _ in range(200):
+        model, device, config = random_case(rng)
+        error = refused(model, device, config)
+        if error is None or error.hint is not None:
+            continue
+        silent += 1
+        for text in ("engine.max_num_seqs=1", "engine.max_model_len=2", "engine.dtype=bf16"):
+            key, _, value = text.partition("=")
+            section, _, name = key.partition(".")
+            if name == "dtype" or getattr(getattr(config, section), name) is not None:
+                assert not try_plan(model, changed(config, Change(key, value)), device).ok
+    assert silent > 5
 
 
 @pytest.mark.parametrize(
@@ -116,10 +133,10 @@ def test_f1_a_value_that_was_set_is_refused_with_ones_that_fit(model, engine, ca
     with pytest.raises(CapacityError) as caught:
         plan(model, engine=engine, cache=cache)
     config = EngineConfig.create(engine=engine, cache=cache)
-    remedies = remedies_in(caught.value.hint)
+    remedies = changes_in(caught.value.hint)
     assert 1 <= len(remedies) <= 3
-    for remedy in remedies:
-        assert refused(model, 16 * GIB, changed(config, remedy)) is None
+    for change in remedies:
+        assert refused(model, 16 * GIB, changed(config, change)) is None
 
 
 @pytest.mark.parametrize("device", [16 * GIB, gpu(24 * GIB)], ids=["cpu", "cuda"])
@@ -127,9 +144,9 @@ def test_k14_too_many_sequences_name_the_pool_and_the_largest_value(device) -> N
     with pytest.raises(CapacityError) as caught:
         plan(LARGE, device, engine={"max_num_seqs": 5000})
     assert caught.value.what.startswith("max_num_seqs 5000 needs 5000 state slots (")
-    remedy = remedies_in(caught.value.hint)[0]
-    assert remedy.key == "engine.max_num_seqs"
-    value = remedy.value
+    first = changes_in(caught.value.hint)[0]
+    key, value = first.key, first.value
+    assert key == "engine.max_num_seqs"
     assert caught.value.what.endswith(f"; {value} fit")
     assert plan(LARGE, device, engine={"max_num_seqs": int(value)}).max_num_seqs == int(value)
     with pytest.raises(CapacityError):
@@ -140,7 +157,7 @@ def test_the_smallest_change_is_the_one_that_is_offered() -> None:
     config = {"max_model_len": 200_000, "cpu_memory": "1GiB", "max_num_seqs": 4}
     with pytest.raises(CapacityError) as caught:
         plan(LARGE, engine=config)
-    values = {remedy.key: remedy.value for remedy in remedies_in(caught.value.hint)}
+    values = {change.key: change.value for change in changes_in(caught.value.hint)}
     longest = int(values["engine.max_model_len"])
     assert plan(LARGE, engine={**config, "max_model_len": longest}).max_model_len == longest
     with pytest.raises(CapacityError):

@@ -1,7 +1,12 @@
-"""Versions of minivllm and its libraries, and the devices: for reports."""
+"""What a report of a fault needs: versions, devices, and the crash file of an unexpected error."""
 
+import json
+import os
 import platform
 import subprocess
+import sys
+import time
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -50,3 +55,32 @@ def _commit() -> str | None:
 
 def _gpus() -> list[dict[str, Any]]:
     return [{"name": g.name, "driver": g.driver, "memory": g.total} for g in list_gpus()]
+
+
+def state_dir() -> Path:
+    """Where this program keeps what it remembers: $XDG_STATE_HOME/minivllm."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "minivllm"
+
+
+def write_crash_file(error: BaseException, command: str) -> Path | None:
+    """Write traceback, arguments and versions; the path, or None where it cannot be written."""
+    document = {
+        "schema_version": 1,
+        "kind": "crash",
+        "command": command,
+        "argv": sys.argv[1:],
+        "error": f"{type(error).__name__}: {error}",
+        "traceback": traceback.format_exception(error),
+        "env": environment(),
+    }
+    stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
+    path = state_dir() / f"crash-{stamp}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "x", encoding="utf-8", errors="replace") as file:
+            os.chmod(path, 0o600)
+            json.dump(document, file, indent=1)
+    except OSError:
+        return None
+    return path
