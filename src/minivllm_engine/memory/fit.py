@@ -187,7 +187,9 @@ class _Fitting:
         if count is None:
             return most
         sequence = self.per_slot + -(-self.longest // self.config.cache.block_size) * self.per_block
-        return min(most, max(_LEAST_CPU_POOLS, _CACHED_TIMES * count * sequence))
+        least = self._slots(count) + self._set_snapshots * self.per_slot
+        least += (self._least_blocks + 1) * self.per_block
+        return min(most, max(_LEAST_CPU_POOLS, _CACHED_TIMES * count * sequence, least))
 
     def _left(self, num_seqs: int) -> int:
         """Bytes left once the pools hold `num_seqs` slots and what was set of the others.
