@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 import traceback
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_engine import __version__
-from minivllm_engine.memory.nvidia_smi import command_output, list_gpus
+from minivllm_engine.memory.devices import list_gpus
 
 _LIBRARIES = (
     "torch",
@@ -44,7 +45,12 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    return command_output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def _gpus() -> list[dict[str, Any]]:

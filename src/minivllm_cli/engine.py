@@ -16,8 +16,8 @@ from minivllm_cli.config.settings import Settings
 if TYPE_CHECKING:
     from minivllm_engine.engine.prepare import PreparedModel
     from minivllm_engine.llm import LLM
-    from minivllm_engine.memory.device_memory import DeviceMemory
-    from minivllm_engine.memory.fit import Fit
+    from minivllm_engine.memory.devices import DeviceMemory
+    from minivllm_engine.memory.fit import Planner
     from minivllm_engine.memory.layout import MemoryPlan
     from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.text.tokenizer import Tokenizer
@@ -119,6 +119,12 @@ class ModelShape:
     tied: bool
     from_headers: bool
 
+    def planner(self, device: "DeviceMemory") -> "Planner":
+        """Return what plans engines for this model on `device`, without a word."""
+        from minivllm_engine.memory.fit import Planner
+
+        return Planner(self.config, device, self.tied)
+
 
 def read_shape(model: str) -> ModelShape:
     """The shape of MODEL from its config.json, and from the headers of its weights if there are any.
@@ -146,46 +152,22 @@ def _shape(path: Path) -> ModelShape:
     return ModelShape(path, config, index.seems_tied(config), from_headers=True)
 
 
-@dataclass(frozen=True)
-class Planner:
-    """Answers what an engine with other settings would take of the same device, without a word."""
-
-    shape: ModelShape
-    device: "DeviceMemory"
-
-    @property
-    def positions(self) -> int:
-        """Of the model: no sequence is longer."""
-        return self.shape.config.max_position_embeddings
-
-    def plan(self, settings: Settings) -> "Fit":
-        """As `plan_memory`, with a result also where it does not fit.
-
-        Raises:
-            ConfigError: what was set is beyond what the model can do.
-        """
-        from minivllm_engine.memory.plan import try_plan
-
-        config = settings.engine_config
-        return try_plan(self.shape.config, config, self.device, tied=self.shape.tied)
-
-
-def make_planner(settings: Settings, shape: str | None = None) -> Planner:
+def make_planner(settings: Settings, shape: str | None = None) -> "Planner":
     """The planner for MODEL, or for random weights of a known shape, on the device that is set.
 
     Raises:
         EngineError: as `prepare_model` and `prepare_shape`, of the checkpoint or the device.
     """
     from minivllm_engine.memory.device_choice import choose_device
+    from minivllm_engine.memory.plan import planner_of
     from minivllm_engine.model_config.config import ModelConfig
     from minivllm_engine.model_config.shapes import shape_config
 
     device = choose_device(settings.engine_config.engine)
     if shape is None:
-        return Planner(read_shape(settings.model), device)
+        return read_shape(settings.model).planner(device)
     config = ModelConfig.from_dict(shape_config(shape), source=f"shape {shape}")
-    random = ModelShape(Path(shape), config, config.tie_word_embeddings, from_headers=False)
-    return Planner(random, device)
+    return planner_of(config, device)
 
 
 def longest_allowed(settings: Settings, model_path: Path) -> int:

@@ -11,7 +11,7 @@ from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.main import main
 from minivllm_engine.core.load_report import LoadReport
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
+from minivllm_engine.memory.devices import DeviceMemory, host_memory
 from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.memory.sizes import graph_sizes
 

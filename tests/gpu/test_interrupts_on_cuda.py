@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli.program import wait_for
-from minivllm_engine.memory.nvidia_smi import gpu_state
+from minivllm_engine.memory.devices import gpu_state
 from support.on_card import needs_card
 
 pytestmark = needs_card

@@ -15,7 +15,7 @@ from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import ResolvedSampling
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.ops.reference_backend import REFERENCE

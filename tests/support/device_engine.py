@@ -15,7 +15,7 @@ import torch
 from minivllm_engine import LLM, EngineConfig
 from minivllm_engine.core.config import EngineOptions
 from minivllm_engine.memory.device_choice import choose_device
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.memory.sizes import graph_sizes
 from minivllm_engine.ops.operations import Operations
 from support.poison import NAN

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minivllm_engine.memory.nvidia_smi import first_gpu
+from minivllm_engine.memory.devices import first_gpu
 
 needs_card = [
     pytest.mark.cuda,

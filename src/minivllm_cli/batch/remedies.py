@@ -15,7 +15,7 @@ from minivllm_cli.config.typed_options import option
 from minivllm_engine.core.errors import EngineError
 
 if TYPE_CHECKING:
-    from minivllm_engine.memory.device_memory import DeviceMemory
+    from minivllm_engine.memory.devices import DeviceMemory
     from minivllm_engine.memory.layout import MemoryPlan
 
 _STEP = 1024

@@ -15,7 +15,7 @@ from minivllm_cli.config.show import render_config_json
 from minivllm_cli.diagnostics import environment
 from minivllm_cli.files.fingerprint import model_hash
 from minivllm_engine.core.units import count_text
-from minivllm_engine.memory.nvidia_smi import GpuState, gpu_state
+from minivllm_engine.memory.devices import GpuState, gpu_state
 
 if TYPE_CHECKING:
     from minivllm_engine.engine.prepare import PreparedModel

@@ -1,6 +1,6 @@
 """What to type instead of rows that are too large. Whatever is proposed was planned, and fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from minivllm_cli.bench.fitting import Misfit, misfit, row_name, sized
@@ -8,11 +8,10 @@ from minivllm_cli.bench.workload import USES, Workload
 from minivllm_cli.config.bench_options import Length
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.config.typed_options import option
-from minivllm_cli.engine import Planner
 from minivllm_cli.errors import CliError, ExitCode
 from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.units import count_text, format_size
-from minivllm_engine.memory.fit import Fit, largest
+from minivllm_engine.memory.fit import Fit, Planner, largest
 
 
 class DoesNotFit(CliError):
@@ -34,10 +33,14 @@ class TooLarge:
     workloads: Sequence[Workload]
     planner: Planner
 
+    @property
+    def _positions(self) -> int:
+        return self.planner.model.max_position_embeddings
+
     def error(self) -> CliError | None:
         """The first row that is one too many, with a hint where smaller ones would do; None without one."""
         length = self.settings.get("engine.max_model_len")
-        if length is not None and length > self.planner.positions:
+        if length is not None and length > self._positions:
             return None  # no row is to blame, and every plan would look for other lengths
         found = next(filter(None, map(self._misfit_of, range(1, len(self.workloads) + 1))), None)
         if found is None:
@@ -52,7 +55,7 @@ class TooLarge:
         last = workloads[-1]
         result = self._plan(workloads)
         if result is None or result.ok:
-            return None if result is None else misfit(result.plan, self.planner.positions, last)
+            return None if result is None else misfit(result.plan, self._positions, last)
         plan = result.plan
         return Misfit(
             f"{row_name(last)}: {count_text(plan.max_num_seqs, 'state slot')} "
@@ -66,13 +69,13 @@ class TooLarge:
         """The engine for these rows; None where its settings cannot be."""
         settings = self.settings if settings is None else settings
         try:
-            return self.planner.plan(sized(settings, workloads, self.planner.positions))
+            return self.planner(sized(settings, workloads, self._positions).engine_config)
         except ConfigError:
             return None
 
     def _fits(self, workloads: Sequence[Workload], settings: Settings | None = None) -> bool:
         result = self._plan(workloads, settings)
-        positions = self.planner.positions
+        positions = self._positions
         return (
             result is not None
             and result.ok
@@ -88,35 +91,27 @@ class TooLarge:
         return f"--set {key}={most}" if self._fits(self.workloads, settings) else None
 
     def _smaller(self, found: Misfit) -> str | None:
-        """Options to type instead: one if one is enough, with the largest value that fits."""
+        """One option to type instead, with the largest value that fits."""
         own = USES[self.workloads[0].kind]
         for key in found.keys:
-            if key in own and (most := self._largest(key, {})) is not None:
-                return self._options({key: most})
-        caps = dict.fromkeys(own, 1)
-        if not self._fits(self._capped(caps)):
-            return None
-        for key in own:
-            others = {name: cap for name, cap in caps.items() if name != key}
-            if self._fits(self._capped(others)):
-                caps = others
-            else:
-                caps[key] = self._largest(key, others) or 1
-        return self._options(caps)
+            if key in own and (most := self._largest(key)) is not None:
+                values = dict.fromkeys(_text(row, key) for row in self._capped(key, most))
+                return option_text(self.settings, key, ",".join(values))
+        return None
 
-    def _largest(self, key: str, others: Mapping[str, int]) -> int | None:
+    def _largest(self, key: str) -> int | None:
         most = max(_value(workload, key) for workload in self.workloads)
-        return largest(lambda cap: self._fits(self._capped({**others, key: cap})), most - 1)
+        return largest(lambda cap: self._fits(self._capped(key, cap)), most - 1)
 
-    def _capped(self, caps: Mapping[str, int]) -> list[Workload]:
-        """The rows with no value of a key above its cap."""
+    def _capped(self, key: str, most: int) -> list[Workload]:
+        """The rows with no value of `key` above `most`."""
         counted = "bench.num_prompts" in self.settings.entries or self.workloads[0].file is not None
 
-        def cap(key: str, value: int) -> int:
-            return min(value, caps.get(key, value))
+        def cap(name: str, value: int) -> int:
+            return min(value, most) if name == key else value
 
-        def cap_length(key: str, length: Length) -> Length:
-            return Length(cap(key, length.low), cap(key, length.high))
+        def cap_length(name: str, length: Length) -> Length:
+            return Length(cap(name, length.low), cap(name, length.high))
 
         return [
             replace(
@@ -132,13 +127,6 @@ class TooLarge:
             )
             for one in self.workloads
         ]
-
-    def _options(self, caps: Mapping[str, int]) -> str:
-        rows = self._capped(caps)
-        return " ".join(self._option(key, [_text(row, key) for row in rows]) for key in caps)
-
-    def _option(self, key: str, values: Sequence[str]) -> str:
-        return option_text(self.settings, key, ",".join(dict.fromkeys(values)))
 
 
 def option_text(settings: Settings, key: str, text: str) -> str:

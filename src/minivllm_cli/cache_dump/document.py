@@ -5,15 +5,14 @@ from typing import Any
 
 from minivllm_cli.engine import ModelShape
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.memory.fit import Fit
+from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.limits import (
+from minivllm_engine.memory.sizes import conv_state_bytes, graph_sizes, kv_saved
+from minivllm_engine.memory.suggest import (
     refused_above,
     unlowered_max_num_seqs,
     what_fits,
 )
-from minivllm_engine.memory.sizes import conv_state_bytes, graph_sizes, kv_saved
-from minivllm_engine.memory.suggest import Planner
 
 SCHEMA_VERSION = 1
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from minivllm_cli.cache_dump.advice import advise, cautions
 from minivllm_cli.cache_dump.document import plan_document
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.engine import ModelShape
@@ -13,8 +12,10 @@ from minivllm_engine.cache.report import CacheReport, CacheSegment
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.stats import EngineStats
-from minivllm_engine.memory.fit import Fit
-from minivllm_engine.memory.plan import plan_warnings, try_plan
+from minivllm_engine.core.units import count_text
+from minivllm_engine.memory.fit import Fit, Planner
+from minivllm_engine.memory.layout import MemoryPlan
+from minivllm_engine.memory.plan import plan_warnings
 
 if TYPE_CHECKING:
     from minivllm_engine.engine.prepare import PreparedModel
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from minivllm_engine.text.tokenizer import Tokenizer
 
 _AGREES = 0.01
+_FINEST_BLOCK = 64
 
 
 class LiveDocument:
@@ -32,6 +34,7 @@ class LiveDocument:
         with_text: nodes have the text of their tokens. Without it there are counts and hashes only.
 
     Attributes:
+        planner: plans for the same model and device with another config.
         load_report: what the engine's start took, once the document was taken.
     """
 
@@ -39,11 +42,12 @@ class LiveDocument:
         self, source: str, settings: Settings, prepared: "PreparedModel", *, with_text: bool = False
     ) -> None:
         self._source, self._config = source, settings.engine_config
-        self._plan, self._model = prepared.plan, prepared.model_config
-        self._tied = prepared.index.seems_tied(prepared.model_config)
+        self._plan = prepared.plan
+        tied = prepared.index.seems_tied(prepared.model_config)
         self._tokenizer = prepared.tokenizer if with_text else None
         self.load_report: LoadReport | None = None
-        shape = ModelShape(prepared.path, self._model, self._tied, from_headers=True)
+        shape = ModelShape(prepared.path, prepared.model_config, tied, from_headers=True)
+        self.planner = shape.planner(self._plan.device)
         planned = self.planner(self._config)
         self._base = plan_document(
             settings.model if settings.model == "demo" else prepared.path.name,
@@ -73,7 +77,7 @@ class LiveDocument:
         warnings = [
             *self._base["warnings"],
             *_disagreements(rows),
-            *cautions(report, self._plan, self._config),
+            *_cautions(report, self._plan, self._config),
         ]
         return {
             **self.planned(),
@@ -88,12 +92,8 @@ class LiveDocument:
                 "kv_blocks": report.stats.blocks_evicted,
             },
             "warnings": warnings,
-            "advice": advise(report, self._plan, self._config, self.planner),
+            "advice": _advise(report, self._plan, self._config, self.planner),
         }
-
-    def planner(self, config: EngineConfig) -> Fit:
-        """Plan for this model and device with another config."""
-        return try_plan(self._model, config, self._plan.device, tied=self._tied)
 
 
 def _pools(planned: Mapping[str, Any], stats: EngineStats) -> dict[str, Any]:
@@ -174,3 +174,63 @@ def _disagrees(row: dict[str, Any]) -> bool:
     if row["name"] == "graph reserve":  # an upper bound, and meant as one
         return bool(difference > 0)
     return bool(abs(difference) > _AGREES * row["bytes"])
+
+
+def _cautions(report: CacheReport, plan: MemoryPlan, config: EngineConfig) -> list[str]:
+    """Why the cache cannot help these requests, whatever is done about its size."""
+    short = report.stats.misses.get("below_granularity", 0)
+    shortest = plan.min_reusable_prefix
+    if shortest is None or not report.requests or 2 * short < report.requests:
+        return []
+    return [
+        f"{short:,} of {report.requests:,} prompts are too short to hit: at least {shortest + 1} "
+        "tokens are needed"
+    ]
+
+
+def _advise(
+    report: CacheReport, plan: MemoryPlan, config: EngineConfig, planner: Planner
+) -> list[str]:
+    """Things to try, one a line; each `--set` in them is accepted by the planner."""
+    stats, misses = report.stats, report.stats.misses
+    if not plan.prefix_cache:
+        return ["the prefix cache is off: --set cache.prefix_cache=true"]
+
+    def fits(changes: dict[str, Any]) -> bool:
+        cache = config.cache.model_copy(update=changes)
+        other = planner(config.model_copy(update={"cache": cache}))
+        same = (other.plan.max_num_seqs, other.plan.max_model_len)
+        return other.ok and same == (plan.max_num_seqs, plan.max_model_len)
+
+    advice = []
+    in_vain = misses.get("evicted", 0) + misses.get("no_snapshot", 0)
+    if stats.snapshots_evicted and in_vain:
+        kib = -(-2 * plan.snapshot_bytes // 1024)
+        flag = f"--set cache.snapshot_memory={kib}KiB"
+        lost = _given_up(stats.snapshots_evicted, "snapshot")
+        advice.append(_more(lost, flag, fits({"snapshot_memory": 1024 * kib})))
+    if stats.blocks_evicted and misses.get("evicted"):
+        count = 2 * plan.num_blocks
+        lost = _given_up(stats.blocks_evicted, "KV block")
+        advice.append(_more(lost, f"--set cache.num_blocks={count}", fits({"num_blocks": count})))
+    shortest = plan.min_reusable_prefix
+    smaller = shortest is not None and shortest > _FINEST_BLOCK
+    if smaller and misses.get("below_granularity") and fits({"block_size": _FINEST_BLOCK}):
+        advice.append(
+            f"prompts of up to {shortest} tokens cannot hit: "
+            f"--set cache.block_size={_FINEST_BLOCK} fits"
+        )
+    if misses.get("template_divergence"):
+        advice.append(
+            "the chat template tells earlier answers otherwise than they were given: "
+            "their thinking may be left out"
+        )
+    return advice
+
+
+def _given_up(count: int, noun: str) -> str:
+    return f"{count_text(count, noun)} {'was' if count == 1 else 'were'} given up for room"
+
+
+def _more(lost: str, flag: str, fits: bool) -> str:
+    return f"{lost}: {flag if fits else 'twice as much of it'} {'fits' if fits else 'does not fit'}"

@@ -24,7 +24,7 @@ from minivllm_engine.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
-    from minivllm_engine.memory.device_memory import DeviceMemory
+    from minivllm_engine.memory.devices import DeviceMemory
 
 SAMPLING_KEYS = tuple(SamplingOptions.model_fields)
 _SEED_RANGE = 2**31

@@ -1,5 +1,8 @@
 """The command `inspect-cache`: from its words and options to a view."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,6 +11,18 @@ from minivllm_cli.command import Invocation, command
 from minivllm_cli.config.flags import EngineFlags
 from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache.flags import InspectFlags
+
+_VIEWS = ("plan", "run")
+_USAGE = "minivllm inspect-cache [MODEL] [plan|run], or FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class _Positionals:
+    """What the words ask for: a view of a model, or a dump. `model` is None where none is named."""
+
+    view: str
+    model: str | None
+    dump: Path | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -41,10 +56,9 @@ def register(app: typer.Typer) -> None:
 
         minivllm inspect-cache cache.json --filter no-snapshot
         """
-        from minivllm_cli.inspect_cache.positionals import read_positionals
         from minivllm_cli.startup import configure
 
-        asked = read_positionals(words or [])
+        asked = _read_positionals(words or [])
         view = asked.view if asked.dump is None else "dump"
         flags.check(view)
         options = flags.tree
@@ -76,3 +90,36 @@ def _refuse_settings(run: Invocation, engine: EngineFlags) -> None:
     given += [flag for flag, value in common if value]
     if given:
         raise CliError(f"{given[0]} is for an engine, and a dump is of one that has run")
+
+
+def _read_positionals(words: Sequence[str]) -> _Positionals:
+    """Tell the words apart: at most one view and one MODEL, in any order, or the file of a dump alone.
+
+    A directory that is called as a view is written `./plan`; a regular file is a dump.
+
+    Raises:
+        CliError: two of a kind, a dump beside something else, or no such file.
+    """
+    views = [word for word in words if word in _VIEWS]
+    others = [word for word in words if word not in _VIEWS]
+    dumps = [word for word in others if Path(word).is_file()]
+    models = [word for word in others if word not in dumps]
+    for what, found in (("views", views), ("models", models), ("dumps", dumps)):
+        if len(found) > 1:
+            raise CliError(
+                f"two {what}: {found[0]} and {found[1]}",
+                why=f"the views are: {', '.join(_VIEWS)}; a file is a dump; any other word is MODEL",
+                hint=_USAGE,
+            )
+    if dumps and (views or models):
+        raise CliError(
+            f"{dumps[0]} is a dump, which names its model, and {(views + models)[0]} is not for it",
+            hint=f"minivllm inspect-cache {dumps[0]}",
+        )
+    if models and models[0].endswith(".json") and not Path(models[0]).exists():
+        raise CliError(
+            f"cannot read {models[0]}: no such file",
+            hint="minivllm generate --input FILE --cache-dump DUMP writes a dump",
+        )
+    dump = Path(dumps[0]) if dumps else None
+    return _Positionals(views[0] if views else _VIEWS[0], models[0] if models else None, dump)

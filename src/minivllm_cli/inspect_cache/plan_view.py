@@ -1,7 +1,6 @@
 """The view `plan`: what an engine would take of a device, worked out without weights, torch or GPU."""
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from minivllm_cli import engine
@@ -12,14 +11,12 @@ from minivllm_cli.config.typed_options import as_typed
 from minivllm_cli.console.streams import print_result
 from minivllm_cli.errors import CliError
 from minivllm_cli.files.fingerprint import model_hash
-from minivllm_cli.inspect_cache.device import choose_device
 from minivllm_cli.inspect_cache.solve import Solution, solve, without
 from minivllm_cli.inspect_cache.table import render_table
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.units import parse_size
-from minivllm_engine.memory.device_memory import DeviceMemory
-from minivllm_engine.memory.fit import Fit
-from minivllm_engine.memory.plan import plan_warnings, refusal, try_plan
+from minivllm_engine.core.units import format_size, parse_size
+from minivllm_engine.memory.devices import DeviceMemory, device_of, first_gpu, host_memory
+from minivllm_engine.memory.plan import plan_warnings, refusal
 
 if TYPE_CHECKING:
     from minivllm_cli.inspect_cache.flags import InspectFlags
@@ -37,10 +34,10 @@ def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int
     config = settings.engine_config
     if flags.solve is not None:
         config = without(config, flags.solve)
-    device = choose_device(config.engine.device, memory)
+    device = _choose_device(config.engine.device, memory)
     if config.engine.device == "auto" and device.kind == "cpu":
         run.console.note("device: cpu (no GPU here; --memory SIZE plans for one)")
-    planner = _planner(shape, device)
+    planner = shape.planner(device)
     result = planner(config)
     error = None if result.ok else refusal(shape.config, config, result, tied=shape.tied)
     solution = None
@@ -80,8 +77,32 @@ def _memory(text: str | None) -> int | None:
     return size
 
 
-def _planner(shape: engine.ModelShape, device: DeviceMemory) -> Callable[[EngineConfig], Fit]:
-    return lambda config: try_plan(shape.config, config, device, tied=shape.tied)
+def _choose_device(kind: str, memory: int | None) -> DeviceMemory:
+    """The device to plan for.
+
+    Args:
+        kind: "auto", "cpu" or "cuda". `auto` is the GPU that is here, else the CPU.
+        memory: bytes of a device that is not here: a GPU, unless `kind` says CPU.
+
+    Raises:
+        CliError: a GPU was asked for, there is none, and its size was not given.
+    """
+    if memory is not None:
+        if kind == "cpu":
+            return host_memory(memory)
+        return DeviceMemory("cuda", f"a GPU of {format_size(memory)}", memory)
+    if kind == "cpu":
+        return host_memory()
+    gpu = first_gpu()
+    device = None if gpu is None else device_of(gpu)
+    if device is not None:
+        return device
+    if kind == "cuda":
+        why = "NVML is missing or lists none" if gpu is None else "its size is not known"
+        raise CliError(
+            "no usable CUDA device", why=why, hint="--memory 80GiB plans for one of that size"
+        )
+    return host_memory()
 
 
 def _solved(config: EngineConfig, solution: Solution) -> EngineConfig:

@@ -13,7 +13,7 @@ from minivllm_cli.cache_dump.watch import CacheWatch
 from minivllm_cli.command import Invocation
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.console.streams import Results, claim_stdout
-from minivllm_cli.inspect_cache.recalibration import (
+from minivllm_cli.inspect_cache.solve import (
     Recalibration,
     check_has_graphs,
     recalibrate,

@@ -10,7 +10,7 @@ import torch
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.units import format_size
 from minivllm_engine.engine.prepare import PreparedModel
-from minivllm_engine.memory.nvidia_smi import device_of, first_gpu
+from minivllm_engine.memory.devices import device_of, first_gpu
 from minivllm_engine.memory.plan import try_plan
 from minivllm_engine.memory.suggest import Change, changed
 

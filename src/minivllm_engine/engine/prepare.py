@@ -10,7 +10,7 @@ from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.device_choice import choose_device
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from minivllm_engine.core.config import USE_CPU, EngineOptions
 from minivllm_engine.core.errors import BackendUnavailable, ConfigError
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
-from minivllm_engine.memory.nvidia_smi import Gpu, device_of, first_gpu
+from minivllm_engine.memory.devices import DeviceMemory, Gpu, device_of, first_gpu, host_memory
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ def _why_no_cuda(gpu: Gpu | None, device: DeviceMemory | None) -> str | None:
     if not _torch_has_cuda():
         return "torch was built without CUDA"
     if gpu is None:
-        return "nvidia-smi is missing or lists no GPU"
+        return "NVML is missing or lists no GPU"
     if device is None:
         return "its driver does not say how much memory it has"
     if find_spec("triton") is None:

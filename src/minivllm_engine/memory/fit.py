@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minivllm_engine.core.config import EngineConfig
+from minivllm_engine.core.errors import ConfigError
 from minivllm_engine.core.units import count_text, format_size
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.memory.layout import SHORTEST_SEQUENCE, MemoryPlan
 from minivllm_engine.memory.sizes import (
     activation_bytes,
@@ -67,6 +68,40 @@ def fit(model: ModelConfig, config: EngineConfig, device: DeviceMemory, *, tied:
         tied: the output head is the embedding.
     """
     return _Fitting(model, config, device, tied).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plan engines of one model on one device, each with a config of its own, without a word.
+
+    Attributes:
+        tied: the output head is the embedding.
+    """
+
+    model: ModelConfig
+    device: DeviceMemory
+    tied: bool
+
+    def __call__(self, config: EngineConfig) -> Fit:
+        """Return the plan, also where it does not fit.
+
+        Raises:
+            ConfigError: `max_model_len` is beyond the model's positions; the hint is the longest that fits.
+        """
+        asked, positions = config.engine.max_model_len, self.model.max_position_embeddings
+        if asked is None or asked <= positions:
+            return fit(self.model, config, self.device, tied=self.tied)
+
+        def fits(length: int) -> bool:
+            engine = config.engine.model_copy(update={"max_model_len": length})
+            return self(config.model_copy(update={"engine": engine})).ok
+
+        longest = largest(fits, positions, SHORTEST_SEQUENCE)
+        raise ConfigError(
+            f"engine.max_model_len {asked} is beyond the model's positions",
+            why=f"its config.json has max_position_embeddings {positions}",
+            hint=None if longest is None else f"--set engine.max_model_len={longest}",
+        )
 
 
 class _Fitting:
@@ -152,7 +187,9 @@ class _Fitting:
         if count is None:
             return most
         sequence = self.per_slot + -(-self.longest // self.config.cache.block_size) * self.per_block
-        return min(most, max(_LEAST_CPU_POOLS, _CACHED_TIMES * count * sequence))
+        least = self._slots(count) + self._set_snapshots * self.per_slot
+        least += (self._least_blocks + 1) * self.per_block
+        return min(most, max(_LEAST_CPU_POOLS, _CACHED_TIMES * count * sequence, least))
 
     def _left(self, num_seqs: int) -> int:
         """Bytes left once the pools hold `num_seqs` slots and what was set of the others.

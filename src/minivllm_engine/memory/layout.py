@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minivllm_engine.core.snapshot_interval import snapshot_interval
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 
 SHORTEST_SEQUENCE = 2  # one token of prompt, one of answer
 

@@ -3,12 +3,12 @@
 import logging
 
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.errors import CapacityError, ConfigError
+from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.units import format_size
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
-from minivllm_engine.memory.fit import Fit, fit
+from minivllm_engine.memory.devices import DeviceMemory, host_memory
+from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.suggest import Change, Planner, changed, suggest_changes
+from minivllm_engine.memory.suggest import suggest_changes
 from minivllm_engine.model_config.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -49,26 +49,12 @@ def try_plan(
         ConfigError: `max_model_len` is beyond what the model's positions are made for.
     """
 
-    def plan(other: EngineConfig) -> Fit:
-        return fit(model, other, device, tied=model.tie_word_embeddings if tied is None else tied)
-
-    longest = config.engine.max_model_len
-    if longest is not None and longest > model.max_position_embeddings:
-        raise _beyond_positions(model, config, plan)
-    return plan(config)
+    return planner_of(model, device, tied)(config)
 
 
-def _beyond_positions(model: ModelConfig, config: EngineConfig, plan: Planner) -> ConfigError:
-    """The error, with the longest sequence that the model's positions and the memory allow."""
-    most = Change("engine.max_model_len", str(model.max_position_embeddings))
-    within = changed(config, most)
-    changes = (most,) if plan(within).ok else suggest_changes(within, plan)
-    hint = next((str(change) for change in changes if change.key == most.key), None)
-    return ConfigError(
-        f"engine.max_model_len {config.engine.max_model_len} is beyond the model's positions",
-        why=f"its config.json has max_position_embeddings {model.max_position_embeddings}",
-        hint=hint,
-    )
+def planner_of(model: ModelConfig, device: DeviceMemory, tied: bool | None = None) -> Planner:
+    """Return the planner of a model on a device; without `tied` the config's word is taken for it."""
+    return Planner(model, device, model.tie_word_embeddings if tied is None else tied)
 
 
 def plan_warnings(result: Fit, config: EngineConfig) -> list[str]:
@@ -98,7 +84,7 @@ def refusal(
 ) -> CapacityError:
     """The error for a `result` that is not ok: the pool, the numbers, and changes that work."""
     device = result.plan.device
-    changes = suggest_changes(config, lambda other: try_plan(model, other, device, tied=tied))
+    changes = suggest_changes(config, planner_of(model, device, tied))
     what, why = _what_does_not_fit(config, result, {one.key: one.value for one in changes})
     if device.processes:
         biggest = max(device.processes, key=lambda process: process.num_bytes)

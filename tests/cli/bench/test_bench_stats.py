@@ -7,7 +7,7 @@ import pytest
 
 from minivllm_cli.bench.document import GpuWatch
 from minivllm_cli.bench.stats import describe, interval_of_change, outliers, percentile
-from minivllm_engine.memory.nvidia_smi import GpuState, parse_state
+from minivllm_engine.memory.devices import GpuState
 
 
 def test_percentiles_are_interpolated() -> None:
@@ -40,13 +40,6 @@ def test_the_interval_is_that_of_the_medians_and_always_the_same() -> None:
     assert interval_of_change([2.0] * 5, [3.0] * 5) == (0.5, 0.5)
     assert interval_of_change(base[:4], base) is None
     assert interval_of_change(base, base[:4]) is None
-
-
-def test_nvidia_smi_is_read() -> None:
-    assert parse_state("1980, 700.00, 45\n") == GpuState(1980, 700.0, 45)
-    assert parse_state("[N/A], [Not Supported], 45") == GpuState(None, None, 45)
-    assert parse_state("") is None
-    assert parse_state("NVIDIA-SMI has failed") is None
 
 
 def watch(*states: GpuState | None) -> GpuWatch:

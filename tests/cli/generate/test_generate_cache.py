@@ -22,7 +22,7 @@ from minivllm_engine.core.outputs import (
 )
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.core.stats import EngineStats
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.protocol.lines import BatchLine, RequestLine
 from minivllm_engine.protocol.records import ok_record
 from support.byte_tokenizer import byte_tokenizer

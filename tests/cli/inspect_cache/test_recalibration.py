@@ -13,11 +13,11 @@ from cli.program import REAL, TESTS, Program
 from engine.memory.test_memory_plan import GIB, LARGE, MIB, gpu
 from engine.memory.test_memory_plan_refusals import random_case
 from minivllm_cli.errors import CliError
-from minivllm_cli.inspect_cache.recalibration import check_has_graphs, recalibrate
+from minivllm_cli.inspect_cache.solve import check_has_graphs, recalibrate
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.core.load_report import LoadReport
-from minivllm_engine.memory.device_memory import host_memory
+from minivllm_engine.memory.devices import host_memory
 from minivllm_engine.memory.fit import Fit
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.plan import try_plan
@@ -83,10 +83,10 @@ def test_the_yaml_leads_to_the_plan_and_one_block_more_does_not_fit() -> None:
 
 
 def test_graphs_that_do_not_fit_are_refused_with_what_does() -> None:
-    config = EngineConfig.create(engine={"max_num_seqs": 250, "max_model_len": 4096})
+    config = EngineConfig.create(engine={"max_num_seqs": 100, "max_model_len": 4096})
     plan = on_gpu(config).plan
     with pytest.raises(CapacityError) as caught:
-        recalibrate(measured(plan, plan.graph_bytes + 4 * GIB), plan, config, on_gpu)
+        recalibrate(measured(plan, plan.graph_bytes + 3 * GIB), plan, config, on_gpu)
     assert "are reserved" in caught.value.what and "--set engine." in (caught.value.hint or "")
 
 

@@ -14,7 +14,7 @@ from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.engine.prepare import PreparedModel, prepare_parts
 from minivllm_engine.engine.random_model import NoTokenizer, prepare_random
 from minivllm_engine.llm import LLM
-from minivllm_engine.memory.device_memory import host_memory
+from minivllm_engine.memory.devices import host_memory
 from minivllm_engine.memory.roofline import decode_step_bytes, decode_weight_bytes
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.generation_config import GenerationConfig

@@ -8,8 +8,7 @@ from minivllm_engine import llm as llm_module
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.engine import out_of_memory as out_of_memory
 from minivllm_engine.engine import prepare
-from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess
-from minivllm_engine.memory.nvidia_smi import Gpu
+from minivllm_engine.memory.devices import DeviceMemory, DeviceProcess, Gpu
 from minivllm_engine.memory.plan import try_plan
 from minivllm_engine.memory.suggest import Change, changed
 

@@ -20,7 +20,7 @@ from minivllm_engine.core.errors import (
     RequestError,
 )
 from minivllm_engine.engine.prepare import prepare
-from minivllm_engine.memory.device_memory import DeviceMemory
+from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.text.prompt import read_prompt
 
 

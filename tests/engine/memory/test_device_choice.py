@@ -14,19 +14,18 @@ from minivllm_engine.core.errors import BackendUnavailable, ConfigError
 from minivllm_engine.engine.prepare import prepare
 from minivllm_engine.memory import device_choice
 from minivllm_engine.memory.device_choice import choose_device
+from support.fake_nvml import Card, FakeNvml
 
-GPU = "0, NVIDIA H200, 570.1, 143771, 500, 142000"
-NO_SIZE = "0, NVIDIA GB10, 580.1, [N/A], [N/A], [N/A]"
+GPU, NO_SIZE = Card(), Card("NVIDIA GB10", memory=None)
 CANNOT_BE_LOADED = "raise ImportError('loading this takes seconds')"
 
 
 class Machine:
     """What is installed, and what the driver says: packages that cannot be loaded, and a script."""
 
-    def __init__(self, root: Path) -> None:
-        self.packages, self.programs = root / "packages", root / "programs"
+    def __init__(self, root: Path, nvml: FakeNvml) -> None:
+        self.packages, self.nvml = root / "packages", nvml
         self.packages.mkdir()
-        self.programs.mkdir()
 
     def install(self, *names: str, cuda: bool = True) -> "Machine":
         for name in names:
@@ -37,22 +36,20 @@ class Machine:
                 (package / "lib" / "libtorch_cuda.so").touch()
         return self
 
-    def has_gpu(self, line: str = GPU) -> "Machine":
-        script = self.programs / "nvidia-smi"
-        script.write_text(f"#!/bin/sh\ncase \"$*\" in *query-gpu*) echo '{line}';; esac\n")
-        script.chmod(0o755)
+    def has_gpu(self, *cards: Card) -> "Machine":
+        self.nvml.driver, self.nvml.cards = True, cards
         return self
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, FakeNvml(driver=False))
+    monkeypatch.setitem(sys.modules, "pynvml", machine.nvml)
     monkeypatch.setattr(
         device_choice,
         "find_spec",
         lambda name: PathFinder.find_spec(name, [str(machine.packages)]),
     )
-    monkeypatch.setenv("PATH", str(machine.programs))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return machine
 
@@ -65,7 +62,7 @@ def refusal(**options: str) -> BackendUnavailable | ConfigError:
 
 
 def test_a_gpu_that_can_be_used_is_used(machine: Machine) -> None:
-    machine.install("torch", "triton", "fla").has_gpu()
+    machine.install("torch", "triton", "fla").has_gpu(GPU)
     for kind in ("auto", "cuda"):
         device = choose_device(EngineOptions(device=kind))
         assert (device.kind, device.name) == ("cuda", "GPU 0 NVIDIA H200")
@@ -73,21 +70,21 @@ def test_a_gpu_that_can_be_used_is_used(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packages", "cuda", "line", "why"),
+    ("packages", "cuda", "cards", "why"),
     [
-        (("torch", "triton", "fla"), False, GPU, "torch was built without CUDA"),
-        (("torch", "triton", "fla"), True, None, "nvidia-smi is missing or lists no GPU"),
-        (("torch", "triton", "fla"), True, "", "nvidia-smi is missing or lists no GPU"),
-        (("torch", "triton", "fla"), True, NO_SIZE, "does not say how much memory"),
-        (("torch", "fla"), True, GPU, "triton is not installed (pip install 'minivllm[cuda]')"),
+        (("torch", "triton", "fla"), False, (GPU,), "torch was built without CUDA"),
+        (("torch", "triton", "fla"), True, None, "NVML is missing or lists no GPU"),
+        (("torch", "triton", "fla"), True, (), "NVML is missing or lists no GPU"),
+        (("torch", "triton", "fla"), True, (NO_SIZE,), "does not say how much memory"),
+        (("torch", "fla"), True, (GPU,), "triton is not installed (pip install 'minivllm[cuda]')"),
     ],
 )
 def test_cuda_is_refused_with_the_reason_and_auto_takes_the_cpu(
-    machine: Machine, caplog, packages, cuda, line, why
+    machine: Machine, caplog, packages, cuda, cards, why
 ) -> None:
     machine.install(*packages, cuda=cuda)
-    if line is not None:
-        machine.has_gpu(line)
+    if cards is not None:
+        machine.has_gpu(*cards)
     error = refusal(device="cuda")
     assert error.what == "no usable CUDA device" and why in error.why
     assert error.hint == '--device cpu (in Python: engine={"device": "cpu"})'
@@ -96,12 +93,12 @@ def test_cuda_is_refused_with_the_reason_and_auto_takes_the_cpu(
     assert prepared.plan.device.kind == "cpu"
     told = [r.getMessage() for r in caplog.records if "is not used" in r.getMessage()]
     # Once where there is a GPU, and never where there is none.
-    assert len(told) == bool(line)
+    assert len(told) == bool(cards)
     assert all("NVIDIA" in text and why in text for text in told)
 
 
 def test_a_gpu_that_is_hidden_is_none(machine: Machine, monkeypatch, caplog) -> None:
-    machine.install("torch", "triton", "fla").has_gpu()
+    machine.install("torch", "triton", "fla").has_gpu(GPU)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_device(EngineOptions()).kind == "cpu"
     assert "lists no GPU" in refusal(device="cuda").why
@@ -121,7 +118,7 @@ def test_a_gpu_that_is_hidden_is_none(machine: Machine, monkeypatch, caplog) -> 
 )
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_fla_is_asked_for_where_something_needs_it(machine: Machine, options, why, device) -> None:
-    machine.install("torch", "triton").has_gpu()
+    machine.install("torch", "triton").has_gpu(GPU)
     error = refusal(device=device, **options)
     assert "flash-linear-attention" in error.what and error.why == why
     assert error.hint == "pip install 'flash-linear-attention>=0.6,<1'"
@@ -131,7 +128,7 @@ def test_fla_is_asked_for_where_something_needs_it(machine: Machine, options, wh
 
 
 def test_flash_is_asked_for_where_it_is_wanted(machine: Machine) -> None:
-    machine.install("torch", "triton", "fla").has_gpu()
+    machine.install("torch", "triton", "fla").has_gpu(GPU)
     error = refusal(attention_backend="flash")
     assert error.what == "flash-attn is not installed"
     assert "pip install 'flash-attn" in error.hint
@@ -163,13 +160,18 @@ def test_backends_of_a_gpu_are_refused_on_a_cpu(machine: Machine, key, value, de
 
 def test_nothing_is_loaded_to_choose(machine: Machine) -> None:
     # The packages are there and raise when they are loaded.
-    machine.install("torch", "triton", "fla", "flash_attn").has_gpu()
+    machine.install("torch", "triton", "fla", "flash_attn").has_gpu(GPU)
     script = (
+        "import sys;"
+        "from support.fake_nvml import Card, FakeNvml;"
+        "sys.modules['pynvml'] = FakeNvml(Card());"
         "from minivllm_engine.core.config import EngineOptions;"
         "from minivllm_engine.memory.device_choice import choose_device;"
         "print(choose_device(EngineOptions(attention_backend='flash')).kind)"
     )
-    environ = os.environ | {"PYTHONPATH": str(machine.packages)}
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(machine.packages), *filter(None, sys.path)])
+    }
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environ, check=True
     )

@@ -11,7 +11,7 @@ from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError
 from minivllm_engine.engine.out_of_memory import shortage_named
 from minivllm_engine.engine.prepare import prepare
-from minivllm_engine.memory.device_memory import LIBRARY_BYTES, cgroup_limits, host_memory
+from minivllm_engine.memory.devices import LIBRARY_BYTES, cgroup_limits, host_memory
 from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig
 
@@ -47,7 +47,7 @@ def test_limits_of_control_groups_of_both_versions(tmp_path, table, files, limit
 def test_a_limit_of_the_process_is_its_memory(kind) -> None:
     script = (
         f"import resource; resource.setrlimit(resource.{kind}, (2 << 30, 2 << 30));"
-        "from minivllm_engine.memory.device_memory import host_memory; print(host_memory().total)"
+        "from minivllm_engine.memory.devices import host_memory; print(host_memory().total)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

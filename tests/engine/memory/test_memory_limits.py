@@ -2,23 +2,15 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
 
 from engine.memory.test_memory_plan import DEMO, GIB, LARGE, gpu
 from engine.memory.test_memory_plan_refusals import random_case
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.memory.device_memory import DeviceMemory, host_memory
-from minivllm_engine.memory.fit import Fit
-from minivllm_engine.memory.limits import Limit, refused_above, unlowered_max_num_seqs, with_engine
-from minivllm_engine.memory.plan import try_plan
+from minivllm_engine.memory.devices import DeviceMemory, host_memory
+from minivllm_engine.memory.plan import planner_of
+from minivllm_engine.memory.suggest import Limit, refused_above, unlowered_max_num_seqs, with_engine
 from minivllm_engine.model_config.config import ModelConfig
 from support.qwen35_08b import CONFIG
-
-Planner = Callable[[EngineConfig], Fit]
-
-
-def planner_of(model: ModelConfig, device: DeviceMemory) -> Planner:
-    return lambda config: try_plan(model, config, device)
 
 
 def limits(

@@ -9,7 +9,7 @@ from minivllm_engine.checkpoint.index import resolve_model
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
 from minivllm_engine.core.units import format_size
-from minivllm_engine.memory.device_memory import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
+from minivllm_engine.memory.devices import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
 from minivllm_engine.memory.plan import plan_memory, try_plan
 from minivllm_engine.memory.sizes import (
     graph_sizes,

@@ -25,7 +25,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 3,
         "attention_bias": True,
     },
-    "wide": {"intermediate_size": 2048},
+    "wide": {"intermediate_size": 768},
     "vocabulary": {"vocab_size": 12_000},
     "attention": {"full_attention_interval": 1, "num_hidden_layers": 2},
     "deltanet": {"full_attention_interval": 9, "num_hidden_layers": 2},

@@ -8,7 +8,7 @@ import pytest
 from engine.memory.test_memory_plan import DEMO, GIB, LARGE, MIB, gpu, plan
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError
-from minivllm_engine.memory.device_memory import DeviceMemory, DeviceProcess, host_memory
+from minivllm_engine.memory.devices import DeviceMemory, DeviceProcess, host_memory
 from minivllm_engine.memory.plan import plan_memory, try_plan
 from minivllm_engine.memory.suggest import Change, changed
 from minivllm_engine.model_config.config import ModelConfig
