@@ -49,7 +49,6 @@ LIGHT = [
     "conversion.source",
     "conversion.planning",
     "engine.prepare",
-    "engine.random_model",
 ]
 
 

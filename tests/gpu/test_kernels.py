@@ -14,9 +14,9 @@ from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.shapes import shape_config
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.ops import dependent_launch
+from minivllm_engine.ops import device as device_rules
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.dependent_launch import has_dependent_launch
+from minivllm_engine.ops.device import has_dependent_launch
 from minivllm_engine.ops.gated_delta import fla, reference
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan
 from minivllm_engine.ops.kernel_backend import kernel_operations
@@ -422,7 +422,7 @@ def test_steps_whose_kernels_start_early_have_the_bits_of_those_that_do_not(
     tables = [tuple(range(5 * i, 5 * i + 5)) for i in range(size)]
 
     def steps(early: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        monkeypatch.setattr(dependent_launch, "has_dependent_launch", lambda device: early)
+        monkeypatch.setattr(device_rules, "has_dependent_launch", lambda device: early)
         static.load_padding(size)
         static.run(size)
         torch.cuda.synchronize()

@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from minivllm_engine.cache.block_hash import block_hash
 from minivllm_engine.cache.block_manager import BlockManager
 from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
 from minivllm_engine.cache.miss_reason import explain_miss
-from minivllm_engine.cache.prefix_tree import Node, PrefixTree
+from minivllm_engine.cache.prefix_tree import Node, PrefixTree, block_hash
 from minivllm_engine.cache.snapshot_worth import SnapshotWorth
 from minivllm_engine.core.outputs import CacheUse
 from minivllm_engine.core.request import Request

@@ -1,12 +1,26 @@
 """The tree of cached blocks, with the snapshots that hang on some of them: structure, no policy."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
-from minivllm_engine.cache.block_hash import block_hash, root_hash
 from minivllm_engine.cache.block_manager import BlockManager
 from minivllm_engine.cache.deltanet_state import DeltaNetStateManager, SnapshotTag
+
+_DIGEST_BYTES = 16
+
+
+def root_hash(model_id: str) -> bytes:
+    """What the hash of a first block is chained to: so that models never share an entry."""
+    return blake2b(model_id.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of a block whose tokens follow those that `parent` stands for."""
+    digest = blake2b(parent, digest_size=_DIGEST_BYTES)
+    digest.update(b"".join(token_id.to_bytes(8, "little") for token_id in token_ids))
+    return digest.digest()
 
 
 @dataclass(slots=True, eq=False)

@@ -8,9 +8,8 @@ from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.models.layers.attention import GatedAttention
 from minivllm_engine.models.layers.gated_deltanet import GatedDeltaNet
 from minivllm_engine.models.layers.mlp import MLP
-from minivllm_engine.models.layers.norm import RMSNorm
-from minivllm_engine.models.layers.rotary import inverse_frequencies
-from minivllm_engine.models.layers.step_plan import StepPlan
+from minivllm_engine.models.layers.step_plan import StepPlan, inverse_frequencies
+from minivllm_engine.models.layers.weight import RMSNorm
 from minivllm_engine.ops.operations import Operations
 from minivllm_engine.ops.products import Products, Residual
 from minivllm_engine.ops.reference_backend import REFERENCE

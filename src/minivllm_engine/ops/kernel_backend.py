@@ -14,14 +14,13 @@ from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as conv
-from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.device import device_limits
 from minivllm_engine.ops.embedding.triton import embed
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import fla
 from minivllm_engine.ops.gated_delta import reference as reference_rule
 from minivllm_engine.ops.gated_delta import triton as rule
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan as ReferenceChunkPlan
-from minivllm_engine.ops.linear import plain_linear, plain_output_head
 from minivllm_engine.ops.operations import (
     AttentionOperations,
     ChunkBuffers,
@@ -32,7 +31,7 @@ from minivllm_engine.ops.operations import (
     DeltaRule,
     Operations,
 )
-from minivllm_engine.ops.products import SeparateProducts
+from minivllm_engine.ops.products import SeparateProducts, plain_linear, plain_output_head
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch.products import SmallBatchProducts

@@ -9,7 +9,6 @@ from minivllm_engine.ops.embedding.reference import embed
 from minivllm_engine.ops.fused import reference as fused
 from minivllm_engine.ops.gated_delta import reference as rule
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
-from minivllm_engine.ops.linear import linear, output_head
 from minivllm_engine.ops.operations import (
     AttentionOperations,
     Chunks,
@@ -18,7 +17,7 @@ from minivllm_engine.ops.operations import (
     DeltaNetWeights,
     Operations,
 )
-from minivllm_engine.ops.products import SeparateProducts
+from minivllm_engine.ops.products import SeparateProducts, linear, output_head
 from minivllm_engine.ops.sampling.reference import greedy
 from minivllm_engine.tensors.model_input import ModelInput
 

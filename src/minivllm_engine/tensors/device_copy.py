@@ -1,10 +1,18 @@
-"""Numbers between host and device, without the host waiting for what the device is still doing."""
+"""Copies between host and device that the host does not wait for, and casts that copy only if they must."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def fp32(x: torch.Tensor) -> torch.Tensor:
+    return cast(x, torch.float32)
 
 
 def on_device(

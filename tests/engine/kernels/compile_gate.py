@@ -21,12 +21,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from minivllm_engine.ops import dependent_launch
+from minivllm_engine.ops import device as device_rules
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as causal_conv
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 from minivllm_engine.ops.embedding import triton as embedding
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
@@ -273,7 +273,7 @@ def compile_only(compiled: list[SimpleNamespace]) -> None:
 
 def let_kernels_start_early(can: bool) -> None:
     """As if the tensors, which are on the CPU, were on a card that can do so, or on one that cannot."""
-    dependent_launch.has_dependent_launch = lambda device: can
+    device_rules.has_dependent_launch = lambda device: can
 
 
 def main() -> None:

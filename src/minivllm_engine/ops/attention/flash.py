@@ -15,8 +15,7 @@ import torch
 
 from minivllm_engine.core.errors import BackendUnavailable, ConfigError
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.precision import cast
-from minivllm_engine.tensors.device_copy import on_device
+from minivllm_engine.tensors.device_copy import cast, on_device
 from minivllm_engine.tensors.model_input import ModelInput
 
 _BLOCK_GRAIN = 256

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.device_copy import cast, fp32
 from minivllm_engine.tensors.model_input import ModelInput
 
 _GRAIN = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 
 # A split of a decode's keys is at least so long.
 MIN_SPLIT = 128

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.device_copy import cast, fp32
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from itertools import accumulate
 import torch
 
 from minivllm_engine.core.errors import BackendUnavailable
-from minivllm_engine.ops.precision import cast, fp32
-from minivllm_engine.tensors.device_copy import on_device
+from minivllm_engine.tensors.device_copy import cast, fp32, on_device
 
 Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 

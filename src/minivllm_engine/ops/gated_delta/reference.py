@@ -10,7 +10,7 @@ normalised here, and q is scaled by K ** -0.5.
 import torch
 
 from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.device_copy import cast, fp32
 
 _NORM_EPS = 1e-6
 

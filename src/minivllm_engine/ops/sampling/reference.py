@@ -2,7 +2,7 @@
 
 import torch
 
-from minivllm_engine.ops.precision import fp32
+from minivllm_engine.tensors.device_copy import fp32
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 
 # With more rows than this, multiplying takes longer than reading the weights.
 MAX_ROWS = 8

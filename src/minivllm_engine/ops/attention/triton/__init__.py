@@ -13,7 +13,7 @@ from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import PrefillTile, num_splits, prefill_tile
 from minivllm_engine.ops.attention.triton.decode import decode
 from minivllm_engine.ops.attention.triton.prefill import prefill
-from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.device import device_limits
 from minivllm_engine.ops.varlen import PackedSequences
 from minivllm_engine.tensors.model_input import ModelInput
 
