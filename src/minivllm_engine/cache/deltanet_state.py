@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minivllm_engine.cache.greedy_dual import GreedyDual
+from minivllm_engine.cache.snapshot_eviction import GreedyDual
 
 
 @dataclass(frozen=True, slots=True)

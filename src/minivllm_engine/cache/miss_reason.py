@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
-from minivllm_engine.cache.prefix_tree import Node
+from minivllm_engine.cache.node import Node
 from minivllm_engine.core.outputs import Divergence, MissReason
 from minivllm_engine.core.request import Request
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from minivllm_engine.cache.block_manager import BlockManager
 from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
 from minivllm_engine.cache.miss_reason import explain_miss
-from minivllm_engine.cache.prefix_tree import Node, PrefixTree, block_hash
-from minivllm_engine.cache.snapshot_worth import SnapshotWorth
+from minivllm_engine.cache.node import Node, block_hash
+from minivllm_engine.cache.prefix_tree import PrefixTree
+from minivllm_engine.cache.snapshot_eviction import SnapshotWorth
 from minivllm_engine.core.outputs import CacheUse
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.snapshot_interval import snapshot_interval
@@ -61,7 +62,7 @@ class PrefixCache:
         self.enabled = enabled
         self.interval = snapshot_interval(blocks.block_size)
         self._tree = PrefixTree(blocks, states, model_id)
-        self._worth = SnapshotWorth(states)
+        self._worth = SnapshotWorth(states.reweigh_snapshot)
         self.num_starts = self.num_requests = 0
         self.num_evicted_blocks = 0
         self.prompt_tokens = self.cached_tokens = self.kv_matched_tokens = self.restored_tokens = 0

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minivllm_engine.cache.prefix_cache import PrefixCache
-from minivllm_engine.cache.prefix_tree import Node
+from minivllm_engine.cache.node import Node
 from minivllm_engine.core.stats import EngineStats
 
 
