@@ -18,7 +18,7 @@ from minivllm_engine.ops import device as device_rules
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.device import has_dependent_launch
 from minivllm_engine.ops.gated_delta import fla, reference
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan
 from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.ops.sampling import reference as sampling_reference
 from minivllm_engine.ops.sampling.triton import greedy
@@ -260,9 +260,9 @@ def test_fla_chunks(heads: Heads, dtype: torch.dtype) -> None:
             g=g.to(CUDA),
             beta=beta.to(CUDA),
             pool=own,
-            plan=fla.ChunkPlan.build(slots.to(CUDA), starts, lengths),
+            plan=fla.FlaChunkPlan.build(slots.to(CUDA), starts, lengths),
         )
-    plan = ChunkPlan.build(slots, starts, lengths)
+    plan = ReferenceChunkPlan.build(slots, starts, lengths)
     expected = reference.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     assert out.dtype == dtype
 

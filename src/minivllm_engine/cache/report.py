@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minivllm_engine.cache.prefix_cache import PrefixCache
 from minivllm_engine.cache.node import Node
+from minivllm_engine.cache.prefix_cache import PrefixCache
 from minivllm_engine.core.stats import EngineStats
 
 

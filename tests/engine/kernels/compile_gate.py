@@ -98,7 +98,7 @@ def conv() -> None:
     causal_conv.causal_conv_step(
         x, pool, conv_weight, slots=torch.arange(4), positions=torch.arange(4)
     )
-    plan = causal_conv.ConvPlan.build(torch.arange(1), (0,), (4,))
+    plan = causal_conv.TritonConvPlan.build(torch.arange(1), (0,), (4,))
     causal_conv.causal_conv_prefill(x, pool, conv_weight, plan)
 
 
@@ -111,7 +111,7 @@ def attend(
     tile = prefill_tile(shape, dtype, limits)
     prefill = PackedSequences.build((0,), (4,), tile.num_tokens, torch.device("cpu"))
     tables = torch.zeros(4, 16, dtype=torch.int64)
-    plan = attention.AttentionPlan(
+    plan = attention.TritonAttentionPlan(
         4 if splits else 0,
         splits,
         torch.arange(4),

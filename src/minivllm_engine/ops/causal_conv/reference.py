@@ -15,7 +15,7 @@ from minivllm_engine.tensors.device_copy import cast, fp32
 
 
 @dataclass(frozen=True, slots=True)
-class ConvPlan:
+class ReferenceConvPlan:
     """Rows of packed sequences once each has its W - 1 rows of history in front of it.
 
     Attributes:
@@ -43,7 +43,7 @@ class ConvPlan:
         starts: tuple[int, ...],
         lengths: tuple[int, ...],
         conv_width: int,
-    ) -> "ConvPlan":
+    ) -> "ReferenceConvPlan":
         """Plan the next tokens of some sequences.
 
         Args:
@@ -77,7 +77,10 @@ class ConvPlan:
 
 
 def causal_conv_prefill(
-    x: torch.Tensor, pool: torch.Tensor, conv_weight: Sequence[torch.Tensor], plan: ConvPlan
+    x: torch.Tensor,
+    pool: torch.Tensor,
+    conv_weight: Sequence[torch.Tensor],
+    plan: ReferenceConvPlan,
 ) -> torch.Tensor:
     """Convolve packed sequences; their history in `pool` moves on to their ends.
 

@@ -34,7 +34,7 @@ def _rules() -> tuple[Rule, Rule]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPlan:
+class FlaChunkPlan:
     """Some packed sequences, and where their states lie: the same for all layers of a step.
 
     Attributes:
@@ -52,7 +52,7 @@ class ChunkPlan:
     @classmethod
     def build(
         cls, slots: torch.Tensor, starts: tuple[int, ...], lengths: tuple[int, ...]
-    ) -> "ChunkPlan":
+    ) -> "FlaChunkPlan":
         """Plan the next tokens of some sequences. Raises BackendUnavailable where FLA is missing.
 
         Args:
@@ -80,7 +80,7 @@ def chunk_gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     pool: torch.Tensor,
-    plan: ChunkPlan,
+    plan: FlaChunkPlan,
 ) -> torch.Tensor:
     """The gated delta rule over packed sequences, in chunks of 64. To be called in inference mode.
 

@@ -9,7 +9,7 @@ normalised here, and q is scaled by K ** -0.5.
 
 import torch
 
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan, SlotPlan
 from minivllm_engine.tensors.device_copy import cast, fp32
 
 _NORM_EPS = 1e-6
@@ -23,7 +23,7 @@ def chunk_gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     pool: torch.Tensor,
-    plan: ChunkPlan,
+    plan: ReferenceChunkPlan,
 ) -> torch.Tensor:
     """The chunked form (UT transform, arXiv 2412.06464) over packed sequences.
 
