@@ -96,7 +96,13 @@ def prepare_parts(
     Raises:
         BackendUnavailable, CapacityError, ConfigError: as `prepare`.
     """
-    if device.kind == "cuda" and config.graph.enabled and not config.engine.can_capture:
+    if config.graph.enabled and device.kind != "cuda":
+        raise ConfigError(
+            "graph.enabled true needs a GPU",
+            why=f"this run uses {device.kind}",
+            hint="--set graph.enabled=false",
+        )
+    if config.graph.enabled and not config.engine.can_capture:
         raise ConfigError(
             "graph.enabled is true, and reference operations cannot be captured",
             why=f"engine.attention_backend {config.engine.attention_backend}, "
