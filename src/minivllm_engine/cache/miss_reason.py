@@ -21,7 +21,7 @@ def explain_miss(
     next_hash: bytes | None,
     evicted: Container[bytes],
 ) -> tuple[MissReason | None, Divergence | None]:
-    """The reason, and where a chat's template is to blame; None where nothing more could be reused.
+    """Tell the reason, and where a chat's template is to blame; None where nothing more could be reused.
 
     Args:
         path: the root, and the nodes that were found behind it.

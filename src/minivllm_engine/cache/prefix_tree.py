@@ -33,11 +33,11 @@ class PrefixTree:
         return self._nodes.get(hash_)
 
     def holds(self, block: int) -> bool:
-        """Is the content of `block` in the tree?"""
+        """Say whether the content of `block` is in the tree."""
         return block in self._by_block
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, parents before children."""
+        """Yield all nodes, parents before children."""
         below = list(self.root.children.values())
         while below:
             node = below.pop()
@@ -45,7 +45,7 @@ class PrefixTree:
             below += node.children.values()
 
     def tag(self, node: Node) -> SnapshotTag:
-        """What a snapshot at `node` is the state of."""
+        """Return what a snapshot at `node` is the state of."""
         return SnapshotTag(self._model_id, node.end, node.hash)
 
     # -- adding ----------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class CacheReport:
 
 
 def cache_report(cache: PrefixCache, stats: EngineStats) -> CacheReport:
-    """The report of a cache whose counters `stats` has. Changes nothing."""
+    """Return the report of a cache whose counters `stats` has. Changes nothing."""
     return CacheReport(cache.num_requests, stats, tuple(_segments(cache)))
 
 

@@ -60,12 +60,12 @@ class GreedyDual:
         self._put(key, _Entry(self._entries[key].weight, self._clock, self._uses))
 
     def reweigh(self, key: int, weight: float) -> None:
-        """An entry is worth something else now, used or not."""
+        """Change what an entry is worth, used or not."""
         entry = self._entries[key]
         self._put(key, _Entry(weight, entry.used_at, entry.last_use))
 
     def cheapest(self) -> int | None:
-        """The entry to give up next: of equal ones that used longest ago. None where there is none."""
+        """Return the entry to give up next: of equal ones that used longest ago. None where there is none."""
         while self._order:
             priority, use, key = self._order[0]
             entry = self._entries.get(key)
@@ -110,7 +110,7 @@ class SnapshotWorth:
         self._reweigh = reweigh
 
     def of_prompt(self, node: Node) -> float:
-        """Tokens that a new snapshot at `node` is worth, where a prompt was computed up to there."""
+        """Return tokens that a new snapshot at `node` is worth, where a prompt was computed up to there."""
         self._supersede_above(node)
         return node.saves
 
@@ -133,7 +133,7 @@ class SnapshotWorth:
         return node.saves
 
     def used(self, node: Node) -> None:
-        """A request starts from the snapshot at `node`."""
+        """Note that a request starts from the snapshot at `node`."""
         assert node.snapshot is not None
         if node.superseded:
             node.superseded, node.branch_point = False, True

@@ -91,7 +91,7 @@ def prepare_parts(
     config: EngineConfig,
     device: DeviceMemory,
 ) -> PreparedModel:
-    """The second half of `prepare`, for parts that were read or made and agree with each other.
+    """Do the second half of `prepare`, for parts that were read or made and agree with each other.
 
     Raises:
         BackendUnavailable, CapacityError, ConfigError: as `prepare`.
@@ -181,7 +181,7 @@ class NoTokenizer(Tokenizer):
 
 
 def prepare_random(shape: str, config: EngineConfig, *, seed: int = 0) -> PreparedModel:
-    """As `prepare`, for random weights of a shape that `model_shapes.SHAPES` names.
+    """As `prepare`, for random weights of a shape that `shape_config` knows.
 
     Raises:
         BackendUnavailable, CapacityError, ConfigError: as `prepare`.

@@ -182,5 +182,5 @@ class MiniQwenForCausalLM(nn.Module):
         return self.operations.embed(ids, sources, known.token_ids, self.embedding)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
+        """Apply the head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
         return self.operations.products.output_head(normed, self.head)

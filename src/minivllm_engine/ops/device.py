@@ -50,7 +50,7 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 
 def launch_options(early: bool | None, device: torch.device) -> dict[str, bool]:
-    """What a kernel that can start early is launched with.
+    """Return what a kernel that can start early is launched with.
 
     Args:
         early: whether it does; None: where the card can.

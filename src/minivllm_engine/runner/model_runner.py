@@ -127,7 +127,7 @@ class ModelRunner:
         )
 
     def allocated_bytes(self) -> dict[str, int]:
-        """Bytes of weights and pools, by the names of the memory plan's rows."""
+        """Return bytes of weights and pools, by the names of the memory plan's rows."""
         return {"weights": held_bytes(self.model), **self.pool.bytes_by_pool()}
 
     @torch.inference_mode()
@@ -176,7 +176,7 @@ def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
 
 
 def held_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all tensors that a model's modules hold, each storage counted once."""
+    """Return bytes of all tensors that a model's modules hold, each storage counted once."""
     storages: dict[int, int] = {}
     for module in model.modules():
         for value in (*module._parameters.values(), *vars(module).values()):

@@ -19,7 +19,7 @@ class SharedPrefixes:
         self._leaders: dict[Request, tuple[Request, int]] = {}
 
     def must_wait(self, request: Request) -> bool:
-        """Is the leader of `request` still on the way?"""
+        """Say whether the leader of `request` is still on the way."""
         leader, boundary = self._leaders.get(request, (None, 0))
         if leader is None:
             return False
@@ -80,7 +80,7 @@ class Admission:
         self._shared_prefixes = SharedPrefixes(cache)
 
     def live_requests(self) -> Iterator[Request]:
-        """All requests that have not ended, running ones first."""
+        """Return all requests that have not ended, running ones first."""
         yield from self.running
         yield from self.waiting
 
@@ -114,7 +114,7 @@ class Admission:
         self._admit(request, cold)
 
     def take_restores(self) -> dict[Request, int]:
-        """The snapshots that admitted requests start from. The next step restores them."""
+        """Take the snapshots that admitted requests start from. The next step restores them."""
         restores, self._restores = self._restores, {}
         return restores
 
@@ -162,7 +162,7 @@ class Admission:
         return youngest
 
     def stop(self, request: Request) -> None:
-        """A running request waits again: state and KV are dropped, the tokens stay."""
+        """Let a running request wait again: state and KV are dropped, the tokens stay."""
         self.running.remove(request)
         self.release(request)
         self._restores.pop(request, None)
@@ -192,7 +192,7 @@ class Admission:
 
 
 def remaining(request: Request) -> int:
-    """Tokens that no step has taken yet, the awaited one too; 0 where that one will be the last."""
+    """Return tokens that no step has taken yet, the awaited one too; 0 where that one will be the last."""
     if request.num_awaited and _ends_with(request, request.num_awaited):
         return 0
     return request.num_tokens + request.num_awaited - request.num_launched_tokens

@@ -20,7 +20,7 @@ def on_device(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A new tensor [len(numbers)]. On a GPU the copy is queued, from pinned memory."""
+    """Make a new tensor [len(numbers)]. On a GPU the copy is queued, from pinned memory."""
     on_host = torch.as_tensor(numbers, dtype=dtype)
     if device.type == "cuda":
         on_host = on_host.pin_memory()

@@ -22,7 +22,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
         return frequencies
 
     def dimension(rotations: float) -> float:
-        """The dimension that turns so many times over the original context."""
+        """Return the dimension that turns so many times over the original context."""
         period = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
         return rotary_dim * math.log(period) / (2 * math.log(rope.theta))
 

@@ -110,7 +110,7 @@ def causal_conv_prefill(
 def causal_conv_step(
     x: torch.Tensor, pool: torch.Tensor, conv_weight: Sequence[torch.Tensor], slots: torch.Tensor
 ) -> torch.Tensor:
-    """One token for each of N sequences; their history in `pool` moves on by one.
+    """Take one token for each of N sequences; their history in `pool` moves on by one.
 
     Args:
         x: [N, D], raw inputs.

@@ -85,7 +85,7 @@ def causal_conv_step(
     positions: torch.Tensor,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """One token for each of N sequences; their history in `pool` moves on by one.
+    """Take one token for each of N sequences; their history in `pool` moves on by one.
 
     Args:
         x: [N, D], raw inputs; rows may lie apart, each is contiguous.

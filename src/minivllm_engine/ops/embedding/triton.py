@@ -42,7 +42,7 @@ def embed(
     *,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """The rows of an embedding for some tokens, of which some are among those that were sampled last.
+    """Return the rows of an embedding for some tokens, of which some are among those that were sampled last.
 
     All but `embedding` may have any integer dtype; all are contiguous.
 

@@ -82,7 +82,7 @@ def chunk_gated_delta_rule(
     pool: torch.Tensor,
     plan: FlaChunkPlan,
 ) -> torch.Tensor:
-    """The gated delta rule over packed sequences, in chunks of 64. To be called in inference mode.
+    """Compute the gated delta rule over packed sequences, in chunks of 64. To be called in inference mode.
 
     Args:
         q, k: [num_tokens, H, K], raw: FLA normalises them. K is at most 256.
@@ -127,7 +127,7 @@ def gated_delta_step(
     slots: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """One token for each of N sequences. To be called in inference mode; waits for nothing.
+    """Take one token for each of N sequences. To be called in inference mode; waits for nothing.
 
     Takes what the Triton kernel takes, but moves each state three times: out of its slot, through FLA's
     kernel and back. FLA does not round beta to the dtype of b.

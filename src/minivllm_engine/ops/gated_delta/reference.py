@@ -25,7 +25,7 @@ def chunk_gated_delta_rule(
     pool: torch.Tensor,
     plan: ReferenceChunkPlan,
 ) -> torch.Tensor:
-    """The chunked form (UT transform, arXiv 2412.06464) over packed sequences.
+    """Compute the chunked form (UT transform, arXiv 2412.06464) over packed sequences.
 
     Padding steps have g = 0 and beta = 0, which leaves the state alone.
 
@@ -143,7 +143,7 @@ def gated_delta_step(
     pool: torch.Tensor,
     plan: SlotPlan,
 ) -> torch.Tensor:
-    """One token for each of N sequences; their states in `pool` are updated in place.
+    """Take one token for each of N sequences; their states in `pool` are updated in place.
 
     Args:
         q, k: [N, H, K].

@@ -34,7 +34,7 @@ TILES = (Tile(8, 1024), Tile(4, 2048, num_registers=128), Tile(2, 4096, num_regi
 
 
 def choose_tile(num_outputs: int, num_inputs: int, limits: DeviceLimits) -> Tile:
-    """The tile with the most rows that still gives every multiprocessor two programs.
+    """Return the tile with the most rows that still gives every multiprocessor two programs.
 
     Args:
         num_outputs, num_inputs: of the weight.

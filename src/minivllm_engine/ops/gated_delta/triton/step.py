@@ -80,7 +80,7 @@ def gated_delta_step(
     positions: torch.Tensor,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """One token for each of N sequences; their states in `pool` are updated in place.
+    """Take one token for each of N sequences; their states in `pool` are updated in place.
 
     Rows of q, k, v, a and b may lie apart, as parts of wider rows; each row is contiguous.
 
