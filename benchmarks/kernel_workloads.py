@@ -123,7 +123,7 @@ class Workloads:
     def fla_chunks(self, length: int) -> list[Call]:
         """FLA picks among configurations by trying them all: two are enough to see what the host does."""
         slots = torch.zeros(1, dtype=torch.int64, device=self.device)
-        plan = fla.ChunkPlan.build(slots, (0,), (length,))
+        plan = fla.FlaChunkPlan.build(slots, (0,), (length,))
         for kernel in list(_autotuners()):
             del kernel.configs[2:]
         s, given = self.shapes, self._delta(length)

@@ -27,7 +27,7 @@ from kernel_workloads import BF16, FP32, FULL, SMOKE, Workloads
 from minivllm_engine.core.errors import BackendUnavailable
 from minivllm_engine.ops.attention.tiles import decode_tile, num_splits, prefill_tile
 from minivllm_engine.ops.causal_conv import triton as conv
-from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.device import device_limits
 from minivllm_engine.ops.gated_delta import tiles
 from minivllm_engine.ops.sampling import triton as sampling
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from minivllm_engine import LLM, EngineConfig, SamplingParams
-from minivllm_engine.engine.random_model import prepare_random
+from minivllm_engine.engine.prepare import prepare_random
 
 SHARED_TOKENS = 369
 WANTED = 2.0

@@ -13,7 +13,7 @@ import sys
 import time
 
 from minivllm_engine import LLM, EngineConfig, SamplingParams
-from minivllm_engine.engine.random_model import prepare_random
+from minivllm_engine.engine.prepare import prepare_random
 
 SLOTS = 256
 MAY_BE_SLOWER = 1.05

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 
 from minivllm_engine import LLM, EngineConfig, SamplingParams
-from minivllm_engine.engine.random_model import prepare_random
+from minivllm_engine.engine.prepare import prepare_random
 
 INTEGRITY_EVERY = 200
 # Of torch's own memory, between the start and the end.

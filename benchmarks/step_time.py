@@ -29,7 +29,7 @@ from minivllm_engine.memory.roofline import decode_step_bytes
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.shapes import SHAPES, shape_config
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.ops import dependent_launch
+from minivllm_engine.ops import device as device_rules
 from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.runner.bandwidth import read_bandwidth
 from minivllm_engine.runner.graph_decode import GraphDecode
@@ -58,13 +58,13 @@ _SMOKE_SIZES = {
 @contextmanager
 def starting_early(can: bool) -> Iterator[None]:
     """Kernels start early where the card can, or none does."""
-    before = dependent_launch.has_dependent_launch
+    before = device_rules.has_dependent_launch
     if not can:
-        dependent_launch.has_dependent_launch = lambda device: False
+        device_rules.has_dependent_launch = lambda device: False
     try:
         yield
     finally:
-        dependent_launch.has_dependent_launch = before
+        device_rules.has_dependent_launch = before
 
 
 class LiveStep:

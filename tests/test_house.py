@@ -48,7 +48,6 @@ LIGHT = [
     "conversion.source",
     "conversion.planning",
     "engine.prepare",
-    "engine.random_model",
 ]
 
 

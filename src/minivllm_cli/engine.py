@@ -56,7 +56,7 @@ def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
     Raises:
         EngineError: the configuration, the memory or the device will not do.
     """
-    from minivllm_engine.engine.random_model import prepare_random
+    from minivllm_engine.engine.prepare import prepare_random
 
     return prepare_random(shape, settings.engine_config)
 

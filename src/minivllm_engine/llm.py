@@ -392,7 +392,7 @@ class LLM:
         assert live == set(self._loop.request_states), "request states disagree with the scheduler"
 
     def close(self) -> None:
-        """Free the model's memory. Unfinished requests end with a last output, reason abort."""
+        """Free the model's memory. What is unfinished ends with a last output (abort). May be repeated."""
         with self._loop.signals:
             for request_id in list(self._loop.request_states):
                 state = self._loop.abort(request_id)

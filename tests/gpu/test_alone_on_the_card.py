@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minivllm_engine import LLM, EngineConfig, SamplingParams
-from minivllm_engine.engine.random_model import prepare_random
+from minivllm_engine.engine.prepare import prepare_random
 from support.on_card import needs_card, others_on_card
 
 pytestmark = needs_card

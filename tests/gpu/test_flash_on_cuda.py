@@ -39,7 +39,7 @@ NEW_TOKENS = 24
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_as_the_reference(shape: KVShape, spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     case = make_case(shape, spans, dtype)
-    plan = flash.AttentionPlan.build(batch_on(case, CUDA), shape, dtype)
+    plan = flash.FlashAttentionPlan.build(batch_on(case, CUDA), shape, dtype)
     q, keys, values = (x.to(CUDA) for x in (queries_of(case), case.keys, case.values))
     out = flash.paged_attention(q, keys, values, plan)
     assert_close(out, expected_of(case), f"attention over {spans}")

@@ -14,11 +14,11 @@ from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.shapes import shape_config
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.ops import dependent_launch
+from minivllm_engine.ops import device as device_rules
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.dependent_launch import has_dependent_launch
+from minivllm_engine.ops.device import has_dependent_launch
 from minivllm_engine.ops.gated_delta import fla, reference
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan
 from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.ops.sampling import reference as sampling_reference
 from minivllm_engine.ops.sampling.triton import greedy
@@ -260,9 +260,9 @@ def test_fla_chunks(heads: Heads, dtype: torch.dtype) -> None:
             g=g.to(CUDA),
             beta=beta.to(CUDA),
             pool=own,
-            plan=fla.ChunkPlan.build(slots.to(CUDA), starts, lengths),
+            plan=fla.FlaChunkPlan.build(slots.to(CUDA), starts, lengths),
         )
-    plan = ChunkPlan.build(slots, starts, lengths)
+    plan = ReferenceChunkPlan.build(slots, starts, lengths)
     expected = reference.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     assert out.dtype == dtype
 
@@ -422,7 +422,7 @@ def test_steps_whose_kernels_start_early_have_the_bits_of_those_that_do_not(
     tables = [tuple(range(5 * i, 5 * i + 5)) for i in range(size)]
 
     def steps(early: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        monkeypatch.setattr(dependent_launch, "has_dependent_launch", lambda device: early)
+        monkeypatch.setattr(device_rules, "has_dependent_launch", lambda device: early)
         static.load_padding(size)
         static.run(size)
         torch.cuda.synchronize()

@@ -90,7 +90,7 @@ def share_of_card(num_bytes: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minivllm_engine.engine.prepare.choose_device", choose)
-        patch.setattr("minivllm_engine.engine.random_model.choose_device", choose)
+        patch.setattr("minivllm_engine.engine.prepare.choose_device", choose)
         yield
 
 

@@ -42,7 +42,7 @@ class BlockManager:
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def num_holders(self, block: int) -> int:
@@ -53,7 +53,7 @@ class BlockManager:
         return block in self._idle
 
     def oldest_idle(self) -> int:
-        """The block that has been idle longest. There is one."""
+        """Return the block that has been idle longest. There is one."""
         return next(iter(self._idle))
 
     def allocate(self, count: int) -> list[int]:
@@ -89,7 +89,7 @@ class BlockManager:
                     self._free.append(block)
 
     def mark_cached(self, block: int) -> None:
-        """The content of a held block is now in the prefix cache."""
+        """Note that the content of a held block is now in the prefix cache."""
         assert self._ref_counts[block] > 0 and block not in self._cached
         self._cached.add(block)
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minivllm_engine.cache.greedy_dual import GreedyDual
+from minivllm_engine.cache.snapshot_eviction import GreedyDual
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class DeltaNetStateManager:
         return len(self._stored)
 
     def reserve_snapshot(self) -> int | None:
-        """A free snapshot for a step to write. None where there is none: see `cheapest_snapshot`."""
+        """Reserve a free snapshot for a step to write. None where there is none: see `cheapest_snapshot`."""
         if not self._free_snapshots:
             return None
         snapshot = self._free_snapshots.pop()
@@ -88,24 +88,24 @@ class DeltaNetStateManager:
         return snapshot
 
     def store_snapshot(self, snapshot: int, tag: SnapshotTag, tokens_saved: float) -> None:
-        """A reserved snapshot has been written, and is expected to save so many tokens."""
+        """Store a reserved snapshot, which has been written and is expected to save so many tokens."""
         self._reserved.remove(snapshot)
         self._stored[snapshot] = tag
         self._order.add(snapshot, math.sqrt(tokens_saved))
         self.peak_snapshots = max(self.peak_snapshots, len(self._stored))
 
     def use_snapshot(self, snapshot: int, tag: SnapshotTag) -> None:
-        """A request starts from it. It must be the state that the request needs, and no other."""
+        """Note that a request starts from it. It must be the state that the request needs, and no other."""
         stored = self._stored[snapshot]
         assert stored == tag, f"snapshot {snapshot} is {stored}, wanted {tag}"
         self._order.use(snapshot)
 
     def reweigh_snapshot(self, snapshot: int, tokens_saved: float) -> None:
-        """A stored snapshot is expected to save so many tokens from now on."""
+        """Weigh a stored snapshot anew: it is expected to save so many tokens from now on."""
         self._order.reweigh(snapshot, math.sqrt(tokens_saved))
 
     def cheapest_snapshot(self) -> int | None:
-        """The stored snapshot to give up next. None where none is stored."""
+        """Return the stored snapshot to give up next. None where none is stored."""
         return self._order.cheapest()
 
     def evict_snapshot(self, snapshot: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
-from minivllm_engine.cache.prefix_tree import Node
+from minivllm_engine.cache.node import Node
 from minivllm_engine.core.outputs import Divergence, MissReason
 from minivllm_engine.core.request import Request
 
@@ -21,7 +21,7 @@ def explain_miss(
     next_hash: bytes | None,
     evicted: Container[bytes],
 ) -> tuple[MissReason | None, Divergence | None]:
-    """The reason, and where a chat's template is to blame; None where nothing more could be reused.
+    """Tell the reason, and where a chat's template is to blame; None where nothing more could be reused.
 
     Args:
         path: the root, and the nodes that were found behind it.

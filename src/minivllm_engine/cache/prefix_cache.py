@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from minivllm_engine.cache.block_hash import block_hash
 from minivllm_engine.cache.block_manager import BlockManager
 from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
 from minivllm_engine.cache.miss_reason import explain_miss
-from minivllm_engine.cache.prefix_tree import Node, PrefixTree
-from minivllm_engine.cache.snapshot_worth import SnapshotWorth
+from minivllm_engine.cache.node import Node, block_hash
+from minivllm_engine.cache.prefix_tree import PrefixTree
+from minivllm_engine.cache.snapshot_eviction import SnapshotWorth
 from minivllm_engine.core.outputs import CacheUse
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.snapshot_interval import snapshot_interval
@@ -30,7 +30,7 @@ class Match:
     use: CacheUse
 
     def held(self, block_size: int) -> tuple[Node, ...]:
-        """The nodes that the request will hold."""
+        """Return the nodes that the request will hold."""
         return self.nodes[: self.start // block_size]
 
 
@@ -62,7 +62,7 @@ class PrefixCache:
         self.enabled = enabled
         self.interval = snapshot_interval(blocks.block_size)
         self._tree = PrefixTree(blocks, states, model_id)
-        self._worth = SnapshotWorth(states)
+        self._worth = SnapshotWorth(states.reweigh_snapshot)
         self.num_starts = self.num_requests = 0
         self.num_evicted_blocks = 0
         self.prompt_tokens = self.cached_tokens = self.kv_matched_tokens = self.restored_tokens = 0
@@ -71,7 +71,7 @@ class PrefixCache:
     # -- finding ---------------------------------------------------------------------------------
 
     def match(self, request: Request) -> Match:
-        """The deepest boundary that `request` can start from. Changes nothing."""
+        """Return the deepest boundary that `request` can start from. Changes nothing."""
         if not self.enabled or not request.params.prefix_cache:
             return Match((), 0, CacheUse(miss_reason="disabled"))
         size = self.blocks.block_size
@@ -149,7 +149,7 @@ class PrefixCache:
                 self.misses[use.miss_reason] += 1
 
     def hashes(self, request: Request, count: int) -> Sequence[bytes]:
-        """The chained hashes of the request's first `count` blocks, all of whose tokens are known."""
+        """Return the chained hashes of the request's first `count` blocks, all of whose tokens are known."""
         size, known = self.blocks.block_size, request.block_hashes
         while len(known) < count:
             start = len(known) * size
@@ -158,7 +158,7 @@ class PrefixCache:
         return known[:count]
 
     def shared_boundary(self, request: Request, other: Request) -> int:
-        """The last boundary up to which two prompts are the same, and before the end of either."""
+        """Return the last boundary up to which two prompts are the same, and before the end of either."""
         last = min(len(request.prompt_ids), len(other.prompt_ids)) - 1
         count = last // self.blocks.block_size
         pairs = zip(self.hashes(request, count), self.hashes(other, count), strict=True)
@@ -185,7 +185,7 @@ class PrefixCache:
     # -- keeping ---------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
-        """Blocks for a request; idle ones are given up where free ones do not suffice.
+        """Take blocks for a request; idle ones are given up where free ones do not suffice.
 
         The caller has seen that so many are available.
         """
@@ -195,7 +195,7 @@ class PrefixCache:
         return self.blocks.allocate(count)
 
     def reserve_snapshot(self, request: Request, end: int) -> int | None:
-        """A snapshot for the state of `request` after `end` tokens, if that is worth one.
+        """Reserve a snapshot for the state of `request` after `end` tokens, if that is worth one.
 
         None where it is there already, or where all snapshots are being written.
         """
@@ -285,11 +285,11 @@ class PrefixCache:
         return len(self._tree)
 
     def roots(self) -> list[Node]:
-        """The first blocks of all that is cached, oldest first."""
+        """Return the first blocks of all that is cached, oldest first."""
         return list(self._tree.root.children.values())
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, parents before children."""
+        """Yield all nodes, parents before children."""
         return self._tree.walk()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:

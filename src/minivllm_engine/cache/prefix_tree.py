@@ -2,48 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from minivllm_engine.cache.block_hash import block_hash, root_hash
 from minivllm_engine.cache.block_manager import BlockManager
 from minivllm_engine.cache.deltanet_state import DeltaNetStateManager, SnapshotTag
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One cached block: the KV of its tokens, and perhaps the state after the last of them.
-
-    Attributes:
-        end: tokens from the beginning to the block's end.
-        answer_at: where the answer began in the chat whose request computed this block, or None.
-        hits: requests that found it.
-        recomputed: those of them that computed it again all the same, for want of a state after it.
-        last_use: how many requests had started when it was found last, or else made.
-        in_answer: the request that computed this block got tokens of it as its answer.
-        branch_point: requests with other prompts have gone on from here.
-        saves: tokens that its snapshot saves, from the one above that stands while this one does.
-        superseded: the conversation that its snapshot is of has gone on from there to another one.
-    """
-
-    hash: bytes
-    parent: "Node | None"
-    block: int
-    token_ids: tuple[int, ...]
-    end: int
-    answer_at: int | None = None
-    snapshot: int | None = None
-    hits: int = 0
-    recomputed: int = 0
-    last_use: int = 0
-    in_answer: bool = False
-    branch_point: bool = False
-    saves: int = 0
-    superseded: bool = False
-    children: dict[bytes, "Node"] = field(default_factory=dict)
-
-    def latest_children(self) -> Iterator["Node"]:
-        """From the one made last."""
-        return reversed(self.children.values())
+from minivllm_engine.cache.node import Node, block_hash, root_hash
 
 
 class PrefixTree:
@@ -71,11 +33,11 @@ class PrefixTree:
         return self._nodes.get(hash_)
 
     def holds(self, block: int) -> bool:
-        """Is the content of `block` in the tree?"""
+        """Say whether the content of `block` is in the tree."""
         return block in self._by_block
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, parents before children."""
+        """Yield all nodes, parents before children."""
         below = list(self.root.children.values())
         while below:
             node = below.pop()
@@ -83,7 +45,7 @@ class PrefixTree:
             below += node.children.values()
 
     def tag(self, node: Node) -> SnapshotTag:
-        """What a snapshot at `node` is the state of."""
+        """Return what a snapshot at `node` is the state of."""
         return SnapshotTag(self._model_id, node.end, node.hash)
 
     # -- adding ----------------------------------------------------------------------------------

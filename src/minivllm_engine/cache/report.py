@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minivllm_engine.cache.node import Node
 from minivllm_engine.cache.prefix_cache import PrefixCache
-from minivllm_engine.cache.prefix_tree import Node
 from minivllm_engine.core.stats import EngineStats
 
 
@@ -58,7 +58,7 @@ class CacheReport:
 
 
 def cache_report(cache: PrefixCache, stats: EngineStats) -> CacheReport:
-    """The report of a cache whose counters `stats` has. Changes nothing."""
+    """Return the report of a cache whose counters `stats` has. Changes nothing."""
     return CacheReport(cache.num_requests, stats, tuple(_segments(cache)))
 
 

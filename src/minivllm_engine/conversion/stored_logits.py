@@ -14,7 +14,7 @@ from minivllm_engine.core.errors import CheckpointError, ConfigError
 from minivllm_engine.core.escape import listed
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.runner.load_checkpoint import load_weights
+from minivllm_engine.runner.weights import load_weights
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.model_input import ModelInput
 

@@ -55,7 +55,7 @@ class DeferredSignals:
             self._handlers[number](number, frame)
 
     def hold(self) -> None:
-        """The end of what `release` began."""
+        """End what `release` began."""
         self._held = self._depth > 0
 
     def _install(self) -> None:

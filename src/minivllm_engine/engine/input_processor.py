@@ -77,7 +77,7 @@ class InputProcessor:
         )
 
     def probe(self, prompt: Prompt) -> Request:
-        """A prompt as a request that will not run.
+        """Make of a prompt a request that will not run.
 
         Raises:
             RequestError: the prompt cannot be read, is empty, or has an id that is out of range.
@@ -114,14 +114,14 @@ class InputProcessor:
 
 
 def is_batch(prompts: object) -> bool:
-    """Is this a list of prompts? A list of integers is one prompt, and so is one of messages."""
+    """Say whether this is a list of prompts. A list of integers is one, and so is one of messages."""
     if not isinstance(prompts, list | tuple) or is_messages(prompts):
         return False
     return not prompts or not isinstance(prompts[0], int)
 
 
 def refused(request_id: str, error: RequestError) -> RequestOutput:
-    """What is said of a request that was not taken."""
+    """Make the output of a request that was not taken."""
     return RequestOutput(
         request_id=request_id,
         prompt_token_ids=[],

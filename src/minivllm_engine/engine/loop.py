@@ -36,7 +36,7 @@ class StepInFlight:
     failure: Exception | None = None
 
     def awaited(self) -> AwaitedTokens | None:
-        """What the step after it may need of it."""
+        """Return what the step after it may need of it."""
         if self.draw is None:
             return None
         sampling = [s.request for s in self.batch.sequences if s.samples]
@@ -74,7 +74,7 @@ class EngineLoop:
         return self.runner is None
 
     def open_runner(self) -> ModelRunner:
-        """Raises EngineError once the engine is closed."""
+        """Return the runner. Raises EngineError once the engine is closed."""
         if self.runner is None:
             raise EngineError("this LLM is closed")
         return self.runner

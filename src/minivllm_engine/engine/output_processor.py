@@ -93,7 +93,7 @@ class RequestState:
         return tuple(self._end_ids.union(self.params.stop_token_ids))
 
     def mark_started(self) -> None:
-        """A step with one of its requests has begun."""
+        """Note that a step with one of its requests has begun."""
         if self._first_step is None:
             self._first_step = time.perf_counter()
             self._timing = None
@@ -121,7 +121,7 @@ class RequestState:
                 self._end(output, reason)
 
     def snapshot(self) -> RequestOutput:
-        """All of the answer so far; its deltas are what came since the last snapshot."""
+        """Return all of the answer so far; its deltas are what came since the last snapshot."""
         outputs = [self._completion(output) for output in self._outputs]
         completion_tokens = reasoning_tokens = 0
         for output in self._outputs:

@@ -3,11 +3,15 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+import tokenizers
+from tokenizers import models
 
 from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
 from minivllm_engine.checkpoint.random_weights import RandomWeights
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.errors import ConfigError
+from minivllm_engine.core.errors import ConfigError, RequestError
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.device_choice import choose_device
 from minivllm_engine.memory.devices import DeviceMemory
@@ -15,6 +19,7 @@ from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.generation_config import GenerationConfig, load_generation_config
+from minivllm_engine.model_config.shapes import shape_config
 from minivllm_engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -84,12 +89,18 @@ def prepare_parts(
     config: EngineConfig,
     device: DeviceMemory,
 ) -> PreparedModel:
-    """The second half of `prepare`, for parts that were read or made and agree with each other.
+    """Do the second half of `prepare`, for parts that were read or made and agree with each other.
 
     Raises:
         BackendUnavailable, CapacityError, ConfigError: as `prepare`.
     """
-    if device.kind == "cuda" and config.graph.enabled and not config.engine.can_capture:
+    if config.graph.enabled and device.kind != "cuda":
+        raise ConfigError(
+            "graph.enabled true needs a GPU",
+            why=f"this run uses {device.kind}",
+            hint="--set graph.enabled=false",
+        )
+    if config.graph.enabled and not config.engine.can_capture:
         raise ConfigError(
             "graph.enabled is true, and reference operations cannot be captured",
             why=f"engine.attention_backend {config.engine.attention_backend}, "
@@ -148,3 +159,37 @@ def _resolve(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
         update={"num_blocks": plan.num_blocks, "snapshot_memory": plan.snapshot_bytes}
     )
     return config.model_copy(update={"engine": engine, "cache": cache})
+
+
+class NoTokenizer(Tokenizer):
+    """Knows no token: every id is no text, and text cannot be encoded."""
+
+    def __init__(self) -> None:
+        super().__init__(tokenizers.Tokenizer(models.BPE()), {}, None)
+
+    def encode(self, text: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            RequestError: always.
+        """
+        raise RequestError(
+            "this model has random weights and no tokenizer", hint="send prompt_token_ids"
+        )
+
+
+def prepare_random(shape: str, config: EngineConfig, *, seed: int = 0) -> PreparedModel:
+    """As `prepare`, for random weights of a shape that `shape_config` knows.
+
+    Raises:
+        BackendUnavailable, CapacityError, ConfigError: as `prepare`.
+    """
+    return prepare_parts(
+        path=Path(f"random-{shape}"),
+        model_config=ModelConfig.from_dict(shape_config(shape), source=f"shape {shape}"),
+        weights=RandomWeights(seed),
+        tokenizer=NoTokenizer(),
+        generation_config=GenerationConfig(),
+        config=config,
+        device=choose_device(config.engine),
+    )

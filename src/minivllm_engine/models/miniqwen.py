@@ -8,11 +8,10 @@ from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.models.layers.attention import GatedAttention
 from minivllm_engine.models.layers.gated_deltanet import GatedDeltaNet
 from minivllm_engine.models.layers.mlp import MLP
-from minivllm_engine.models.layers.norm import RMSNorm
-from minivllm_engine.models.layers.rotary import inverse_frequencies
-from minivllm_engine.models.layers.step_plan import StepPlan
+from minivllm_engine.models.layers.step_plan import StepPlan, inverse_frequencies
+from minivllm_engine.models.layers.weight import RMSNorm
 from minivllm_engine.ops.operations import Operations
-from minivllm_engine.ops.products import Products, Residual
+from minivllm_engine.ops.products import Residual
 from minivllm_engine.ops.reference_backend import REFERENCE
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.model_input import ModelInput
@@ -139,15 +138,17 @@ class MiniQwenForCausalLM(nn.Module):
 
     def hidden_states(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
         """`forward` without the head: [num_tokens, hidden_size], after the last norm."""
-        residual, products = self._layers(batch, pool)
-        return products.final_norm(residual, self.norm)
+        plan = self._plan(batch, pool)
+        residual = self._run_layers(self._embed(batch), plan, pool)
+        return plan.products.final_norm(residual, self.norm)
 
     def all_logits(
         self, batch: ModelInput, pool: CachePool, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """As `forward`, of all tokens: [num_tokens, vocab_size], into `out` if it is given."""
-        residual, products = self._layers(batch, pool)
-        return products.logits(residual, self.norm, self.head, out)
+        plan = self._plan(batch, pool)
+        residual = self._run_layers(self._embed(batch), plan, pool)
+        return plan.products.logits(residual, self.norm, self.head, out)
 
     def planned_states(
         self, token_ids: torch.Tensor, plan: StepPlan, pool: CachePool
@@ -156,8 +157,8 @@ class MiniQwenForCausalLM(nn.Module):
         stream = F.embedding(token_ids, self.embedding)
         return plan.products.final_norm(self._run_layers(stream, plan, pool), self.norm)
 
-    def _layers(self, batch: ModelInput, pool: CachePool) -> tuple[Residual, Products]:
-        plan = StepPlan.build(
+    def _plan(self, batch: ModelInput, pool: CachePool) -> StepPlan:
+        return StepPlan.build(
             batch,
             self.config,
             self.operations,
@@ -165,7 +166,6 @@ class MiniQwenForCausalLM(nn.Module):
             block_size=pool.block_size,
             dtype=self.dtype,
         )
-        return self._run_layers(self._embed(batch), plan, pool), plan.products
 
     def _run_layers(self, stream: torch.Tensor, plan: StepPlan, pool: CachePool) -> Residual:
         residual = Residual(stream)
@@ -182,5 +182,5 @@ class MiniQwenForCausalLM(nn.Module):
         return self.operations.embed(ids, sources, known.token_ids, self.embedding)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """The head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
+        """Apply the head: [num_rows, hidden_size] to [num_rows, vocab_size]."""
         return self.operations.products.output_head(normed, self.head)

@@ -14,14 +14,13 @@ from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as conv
-from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.device import device_limits
 from minivllm_engine.ops.embedding.triton import embed
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import fla
 from minivllm_engine.ops.gated_delta import reference as reference_rule
 from minivllm_engine.ops.gated_delta import triton as rule
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan as ReferenceChunkPlan
-from minivllm_engine.ops.linear import plain_linear, plain_output_head
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan
 from minivllm_engine.ops.operations import (
     AttentionOperations,
     ChunkBuffers,
@@ -32,7 +31,7 @@ from minivllm_engine.ops.operations import (
     DeltaRule,
     Operations,
 )
-from minivllm_engine.ops.products import SeparateProducts
+from minivllm_engine.ops.products import SeparateProducts, plain_linear, plain_output_head
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch.products import SmallBatchProducts
@@ -70,13 +69,13 @@ def _conv_step(
 
 
 def _conv_chunks(
-    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ConvPlan
+    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.TritonConvPlan
 ) -> torch.Tensor:
     return conv.causal_conv_prefill(x, pool, weights.conv_weight, plan)
 
 
-def _conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.ConvPlan:
-    return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+def _conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.TritonConvPlan:
+    return conv.TritonConvPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
 def _by_lane(step: Callable[..., torch.Tensor]) -> DeltaRule:
@@ -118,7 +117,7 @@ def _prompt_chunks(
     b: torch.Tensor,
     weights: DeltaNetWeights,
     pool: torch.Tensor,
-    plan: fla.ChunkPlan | rule.RecurrentPlan,
+    plan: fla.FlaChunkPlan | rule.RecurrentPlan,
 ) -> torch.Tensor:
     if isinstance(plan, rule.RecurrentPlan):
         gate = {"A_log": weights.A_log, "dt_bias": weights.dt_bias}
@@ -127,7 +126,7 @@ def _prompt_chunks(
     return fla.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
 
 
-def _prompt_plan(chunks: Chunks) -> fla.ChunkPlan | rule.RecurrentPlan:
+def _prompt_plan(chunks: Chunks) -> fla.FlaChunkPlan | rule.RecurrentPlan:
     # FLA takes a millisecond of the host's time a layer, however short the chunks are.
     if max(chunks.lengths) <= _SHORT:
         return rule.RecurrentPlan.build(chunks.slots, chunks.starts, chunks.lengths)
@@ -136,9 +135,9 @@ def _prompt_plan(chunks: Chunks) -> fla.ChunkPlan | rule.RecurrentPlan:
 
 def _graph_chunk(
     buffers: ChunkBuffers, shape: KVShape, dtype: torch.dtype
-) -> tuple[attention.AttentionPlan, conv.ConvPlan, rule.RecurrentPlan]:
+) -> tuple[attention.TritonAttentionPlan, conv.TritonConvPlan, rule.RecurrentPlan]:
     tile = prefill_tile(shape, dtype, device_limits(buffers.numbers.device))
-    attend = attention.AttentionPlan(
+    attend = attention.TritonAttentionPlan(
         num_decodes=0,
         num_splits=1,
         positions=buffers.positions[:0],
@@ -146,12 +145,12 @@ def _graph_chunk(
         prefill=buffers.packed(tile.num_tokens),
         tile=tile,
     )
-    convolve = conv.ConvPlan(buffers.slots, buffers.packed(conv.TILE_TOKENS))
+    convolve = conv.TritonConvPlan(buffers.slots, buffers.packed(conv.TILE_TOKENS))
     return attend, convolve, rule.RecurrentPlan(buffers.slots, buffers.starts, buffers.bounds)
 
 
-def _fla_plan(chunks: Chunks) -> fla.ChunkPlan:
-    return fla.ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+def _fla_plan(chunks: Chunks) -> fla.FlaChunkPlan:
+    return fla.FlaChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
 def _reference_chunks(
@@ -175,8 +174,8 @@ def _reference_chunk_plan(chunks: Chunks) -> ReferenceChunkPlan:
 
 def _attention_plan(
     batch: ModelInput, shape: KVShape, dtype: torch.dtype
-) -> attention.AttentionPlan:
-    return attention.AttentionPlan.build(batch, shape, dtype)
+) -> attention.TritonAttentionPlan:
+    return attention.TritonAttentionPlan.build(batch, shape, dtype)
 
 
 def kernel_operations(
@@ -202,7 +201,7 @@ def kernel_operations(
     }
     attentions: dict[AttentionBackend, AttentionOperations] = {
         "triton": AttentionOperations(_attention_plan, attention.paged_attention),
-        "flash": AttentionOperations(flash.AttentionPlan.build, flash.paged_attention),
+        "flash": AttentionOperations(flash.FlashAttentionPlan.build, flash.paged_attention),
         "reference": REFERENCE_ATTENTION,
     }
     return Operations(

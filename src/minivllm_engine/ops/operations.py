@@ -170,7 +170,7 @@ class ChunkBuffers:
         self.block_tables = self.numbers[self.table_at].unsqueeze(0)
 
     def packed(self, tile_size: int) -> PackedSequences:
-        """The chunk as sequences that are cut into tiles."""
+        """See the chunk as sequences that are cut into tiles."""
         if tile_size not in self.tiles_at:
             count = 2 * -(-self._max_tokens // tile_size)
             self.tiles_at[tile_size] = slice(self._end, self._end + count)
@@ -211,6 +211,6 @@ class Operations:
     graph_chunk: Callable[[ChunkBuffers, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
 
     def products_for(self, num_rows: int) -> Products:
-        """Those for steps of few tokens, or for more."""
+        """Choose those for steps of few tokens, or for more."""
         few = self.few_rows
         return few if few is not None and num_rows <= self.max_few_rows else self.products

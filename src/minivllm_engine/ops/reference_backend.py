@@ -8,8 +8,7 @@ from minivllm_engine.ops.causal_conv import reference as conv
 from minivllm_engine.ops.embedding.reference import embed
 from minivllm_engine.ops.fused import reference as fused
 from minivllm_engine.ops.gated_delta import reference as rule
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
-from minivllm_engine.ops.linear import linear, output_head
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan, SlotPlan
 from minivllm_engine.ops.operations import (
     AttentionOperations,
     Chunks,
@@ -18,7 +17,7 @@ from minivllm_engine.ops.operations import (
     DeltaNetWeights,
     Operations,
 )
-from minivllm_engine.ops.products import SeparateProducts
+from minivllm_engine.ops.products import SeparateProducts, linear, output_head
 from minivllm_engine.ops.sampling.reference import greedy
 from minivllm_engine.tensors.model_input import ModelInput
 
@@ -28,8 +27,8 @@ def slot_plan(decodes: Decodes) -> SlotPlan:
     return SlotPlan.build(decodes.slots, decodes.starts)
 
 
-def chunk_plan(chunks: Chunks) -> ChunkPlan:
-    return ChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+def chunk_plan(chunks: Chunks) -> ReferenceChunkPlan:
+    return ReferenceChunkPlan.build(chunks.slots, chunks.starts, chunks.lengths)
 
 
 def delta_gates(
@@ -67,7 +66,7 @@ def delta_chunks(
     b: torch.Tensor,
     weights: DeltaNetWeights,
     pool: torch.Tensor,
-    plan: ChunkPlan,
+    plan: ReferenceChunkPlan,
 ) -> torch.Tensor:
     g, beta = delta_gates(a, b, weights)
     return rule.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
@@ -82,19 +81,19 @@ def conv_step(
 
 
 def conv_chunks(
-    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ConvPlan
+    x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ReferenceConvPlan
 ) -> torch.Tensor:
     return conv.causal_conv_prefill(x, pool, weights.fp32_conv_weight, plan)
 
 
-def conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.ConvPlan:
-    return conv.ConvPlan.build(chunks.slots, chunks.starts, chunks.lengths, conv_width)
+def conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.ReferenceConvPlan:
+    return conv.ReferenceConvPlan.build(chunks.slots, chunks.starts, chunks.lengths, conv_width)
 
 
 def attention_plan(
     batch: ModelInput, shape: attention.KVShape, dtype: torch.dtype
-) -> attention.AttentionPlan:
-    return attention.AttentionPlan.build(batch, shape)
+) -> attention.ReferenceAttentionPlan:
+    return attention.ReferenceAttentionPlan.build(batch, shape)
 
 
 REFERENCE_ATTENTION = AttentionOperations(attention_plan, attention.paged_attention)

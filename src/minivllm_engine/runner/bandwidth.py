@@ -9,7 +9,7 @@ _ROUNDS = 7
 
 
 def read_bandwidth(device: str) -> float:
-    """Bytes a second at which `device` ("cpu" or "cuda") reads a buffer larger than its caches.
+    """Return bytes a second at which `device` ("cpu" or "cuda") reads a buffer larger than its caches.
 
     The best of several sums over the buffer, which is released before this returns.
     """
@@ -47,10 +47,10 @@ def reset_peak_memory(device: str) -> None:
 
 
 def peak_memory(device: str) -> int | None:
-    """Bytes that tensors held at most since `reset_peak_memory`; None on a CPU, where it is not known."""
+    """Return bytes that tensors held at most since `reset_peak_memory`; None on a CPU: not known."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else None
 
 
 def num_threads() -> int:
-    """Threads that compute on the CPU."""
+    """Return threads that compute on the CPU."""
     return torch.get_num_threads()

@@ -89,8 +89,13 @@ class CudaGraphRunner:
         count = len(batch.sequences)
         # A single token may also be a piece of a prompt, whose logits nobody wants.
         if batch.num_decodes == count and all(s.samples for s in batch.sequences):
-            self._run_decodes(batch, awaited)
-            static = self.static
+            static, size = self.static, self._padded(count)
+            static.load(batch, awaited, size)
+            graph = self._graphs.get(size) if self.enabled else None
+            if graph is None:
+                static.run(size)
+            else:
+                graph.replay()
             return static.logits[:count], (static.sampled[:count], static.alive[:count])
         prompt = self._prompt
         if prompt is None or not prompt.takes(batch):
@@ -102,15 +107,6 @@ class CudaGraphRunner:
             self._prompt_graph.replay()
         count = int(batch.sequences[0].samples)
         return prompt.logits[:count], (prompt.sampled[:count], prompt.alive[:count])
-
-    def _run_decodes(self, batch: ScheduledBatch, awaited: AwaitedTokens | None) -> None:
-        size = self._padded(len(batch.sequences))
-        self.static.load(batch, awaited, size)
-        graph = self._graphs.get(size) if self.enabled else None
-        if graph is None:
-            self.static.run(size)
-        else:
-            graph.replay()
 
     def _padded(self, count: int) -> int:
         """The batch size to compute. The same with and without graphs: products then round alike."""

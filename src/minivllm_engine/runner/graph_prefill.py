@@ -44,7 +44,7 @@ class GraphPrefill:
 
     @staticmethod
     def takes(batch: ScheduledBatch) -> bool:
-        """Is this a step of one short chunk, and of nothing else?"""
+        """Say whether this is a step of one short chunk, and of nothing else."""
         if len(batch.sequences) != 1 or batch.num_decodes:
             return False
         (sequence,) = batch.sequences

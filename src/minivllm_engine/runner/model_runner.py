@@ -20,11 +20,10 @@ from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
 from minivllm_engine.runner.sampler import SampleHandle, SamplingRow, draw, score
-from minivllm_engine.runner.warm_up import warm_up_prompts
 from minivllm_engine.runner.weights import fill_weights
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
-from minivllm_engine.tensors.model_input import AwaitedTokens, build_model_input
+from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput, build_model_input
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Progress = Callable[[str, int, int], None]
@@ -128,7 +127,7 @@ class ModelRunner:
         )
 
     def allocated_bytes(self) -> dict[str, int]:
-        """Bytes of weights and pools, by the names of the memory plan's rows."""
+        """Return bytes of weights and pools, by the names of the memory plan's rows."""
         return {"weights": held_bytes(self.model), **self.pool.bytes_by_pool()}
 
     @torch.inference_mode()
@@ -177,7 +176,7 @@ def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
 
 
 def held_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all tensors that a model's modules hold, each storage counted once."""
+    """Return bytes of all tensors that a model's modules hold, each storage counted once."""
     storages: dict[int, int] = {}
     for module in model.modules():
         for value in (*module._parameters.values(), *vars(module).values()):
@@ -188,3 +187,49 @@ def held_bytes(model: torch.nn.Module) -> int:
                         storage = one.untyped_storage()
                         storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+# Kernels are compiled anew for one sequence and for several, and tuned anew by classes of length.
+_LENGTHS = ((64,), (7, 9), (512,), (300, 212), (2048,))
+
+
+@torch.inference_mode()
+def warm_up_prompts(
+    model: MiniQwenForCausalLM,
+    pool: CachePool,
+    max_tokens: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Compute prompts of several lengths, the longest of `max_tokens`, in the sinks of the pool."""
+    wanted: list[tuple[int, ...]] = [lengths for lengths in _LENGTHS if sum(lengths) < max_tokens]
+    wanted.append((max_tokens,))
+    if max_tokens >= 1024:
+        wanted += [(max_tokens // 8,) * 8, (max_tokens // 8 - 64,) * 8 + (64,) * 8]
+    for done, lengths in enumerate(wanted):
+        if progress is not None:
+            progress(done, len(wanted))
+        for decodes in (0, 1):
+            batch = _sink_batch(pool, (1,) * decodes + lengths, decodes)
+            model(batch, pool)
+
+
+def _sink_batch(pool: CachePool, lengths: tuple[int, ...], num_decodes: int) -> ModelInput:
+    """Prompts whose states and KV all go to the sinks, over each other."""
+    num_tokens = sum(lengths)
+
+    def filled(*shape: int, value: int) -> torch.Tensor:
+        return torch.full(shape, value, dtype=torch.int64, device=pool.device)
+
+    blocks = -(-max(lengths) // pool.block_size)
+    positions = torch.cat([torch.arange(n, device=pool.device) for n in lengths])
+    return ModelInput(
+        token_ids=filled(num_tokens, value=0),
+        positions=positions,
+        starts=(0,) * len(lengths),
+        lengths=lengths,
+        slots=filled(len(lengths), value=pool.sink_slot),
+        block_tables=filled(len(lengths), blocks, value=pool.sink_block),
+        kv_slots=pool.sink_block * pool.block_size + positions % pool.block_size,
+        logits_rows=torch.arange(len(lengths), device=pool.device),
+        num_decodes=num_decodes,
+    )

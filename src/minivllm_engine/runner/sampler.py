@@ -55,7 +55,7 @@ class Sampled(NamedTuple):
 
 
 def random_uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) that is a pure function of its arguments (SplitMix64's mixer, chained)."""
+    """Return a number in [0, 1) that is a pure function of its arguments (SplitMix64's mixer, chained)."""
     state = _mix(seed & _MASK64)
     state = _mix((state + index) & _MASK64)
     state = _mix((state + position) & _MASK64)

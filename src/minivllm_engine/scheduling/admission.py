@@ -1,11 +1,62 @@
 """Which requests hold blocks and a slot: they are admitted by arrival, and the youngest is preempted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from minivllm_engine.cache.prefix_cache import Match, PrefixCache
 from minivllm_engine.core.outputs import CacheUse
 from minivllm_engine.core.request import Request
-from minivllm_engine.scheduling.shared_prefix import SharedPrefixes
+
+
+class SharedPrefixes:
+    """Which waiting request has whom to wait for, and up to which boundary.
+
+    The one waited for, the leader, is running and in its prompt; it leaves a snapshot at the boundary.
+    A leader that ends or is preempted before it gets there holds nobody up.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._leaders: dict[Request, tuple[Request, int]] = {}
+
+    def must_wait(self, request: Request) -> bool:
+        """Say whether the leader of `request` is still on the way."""
+        leader, boundary = self._leaders.get(request, (None, 0))
+        if leader is None:
+            return False
+        if leader.status == "running" and leader.num_computed_tokens < boundary:
+            return True
+        del self._leaders[request]
+        return False
+
+    def find_leader(self, request: Request, match: Match, running: Iterable[Request]) -> bool:
+        """Will one of `running` soon get to a later boundary than `match` has? Then wait for it."""
+        if match.use.miss_reason in ("disabled", "below_granularity", None):
+            return False
+        best, leader = match.start, None
+        blocks = self._cache.interval // self._cache.blocks.block_size
+        beginning = self._cache.hashes(request, blocks)[-1]
+        for other in running:
+            done = other.num_computed_tokens
+            if done >= len(other.prompt_ids) - 1 or not other.params.prefix_cache:
+                continue
+            if other.block_hashes[blocks - 1 : blocks] != [beginning]:
+                continue
+            boundary = self._cache.shared_boundary(request, other)
+            if boundary <= other.num_launched_tokens:
+                # A step in flight goes there: only the snapshots that it leaves anyway can be had.
+                boundary = max((b for b in other.boundaries if b <= boundary), default=0)
+            if boundary > max(best, done):
+                best, leader = boundary, other
+        if leader is None:
+            return False
+        if best not in leader.boundaries:
+            leader.boundaries = sorted([*leader.boundaries, best])
+        self._leaders[request] = (leader, best)
+        return True
+
+    def forget(self, request: Request) -> None:
+        """`request` has ended."""
+        self._leaders.pop(request, None)
 
 
 class Admission:
@@ -29,7 +80,7 @@ class Admission:
         self._shared_prefixes = SharedPrefixes(cache)
 
     def live_requests(self) -> Iterator[Request]:
-        """All requests that have not ended, running ones first."""
+        """Return all requests that have not ended, running ones first."""
         yield from self.running
         yield from self.waiting
 
@@ -63,7 +114,7 @@ class Admission:
         self._admit(request, cold)
 
     def take_restores(self) -> dict[Request, int]:
-        """The snapshots that admitted requests start from. The next step restores them."""
+        """Take the snapshots that admitted requests start from. The next step restores them."""
         restores, self._restores = self._restores, {}
         return restores
 
@@ -111,7 +162,7 @@ class Admission:
         return youngest
 
     def stop(self, request: Request) -> None:
-        """A running request waits again: state and KV are dropped, the tokens stay."""
+        """Let a running request wait again: state and KV are dropped, the tokens stay."""
         self.running.remove(request)
         self.release(request)
         self._restores.pop(request, None)
@@ -141,7 +192,7 @@ class Admission:
 
 
 def remaining(request: Request) -> int:
-    """Tokens that no step has taken yet, the awaited one too; 0 where that one will be the last."""
+    """Return tokens that no step has taken yet, the awaited one too; 0 where that one will be the last."""
     if request.num_awaited and _ends_with(request, request.num_awaited):
         return 0
     return request.num_tokens + request.num_awaited - request.num_launched_tokens

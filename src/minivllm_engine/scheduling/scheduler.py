@@ -47,7 +47,7 @@ class Scheduler:
         return self._admission.num_preemptions
 
     def live_requests(self) -> Iterator[Request]:
-        """All requests that are not finished, running ones first."""
+        """Return all requests that are not finished, running ones first."""
         return self._admission.live_requests()
 
     @property
@@ -60,7 +60,7 @@ class Scheduler:
         self._admission.waiting.append(request)
 
     def fits(self, num_tokens: int) -> bool:
-        """Can a request of that many tokens finish, were it alone?"""
+        """Say whether a request of that many tokens could finish, were it alone."""
         return self.block_manager.blocks_for(num_tokens) <= self.block_manager.num_blocks
 
     def schedule(self) -> ScheduledBatch:

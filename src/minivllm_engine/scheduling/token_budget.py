@@ -35,11 +35,11 @@ class TokenBudget:
         self.starved = False
 
     def give_alone(self, request: Request) -> None:
-        """The whole step for one request, whoever must make room for it."""
+        """Give the whole step to one request, whoever must make room for it."""
         self._give(request, self._num_tokens, any_age=True)
 
     def share(self, step: int) -> None:
-        """The step for all running requests. Of one token nothing can be left: there steps take turns.
+        """Share the step among all running requests. Of one token nothing can be left: there steps alternate.
 
         Args:
             step: its number.

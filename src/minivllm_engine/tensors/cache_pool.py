@@ -86,7 +86,7 @@ class CachePool:
         return _num_bytes(self.tensors())
 
     def bytes_by_pool(self) -> dict[str, int]:
-        """Bytes that are allocated, by the names of the memory plan's rows."""
+        """Return bytes that are allocated, by the names of the memory plan's rows."""
         return {
             "state slots": _num_bytes(self.conv + self.recurrent),
             "snapshots": _num_bytes(self.conv_snapshots + self.recurrent_snapshots),

@@ -1,4 +1,4 @@
-"""Numbers between host and device, without the host waiting for what the device is still doing."""
+"""Copies between host and device that the host does not wait for, and casts that copy only if they must."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,20 @@ import numpy as np
 import torch
 
 
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def fp32(x: torch.Tensor) -> torch.Tensor:
+    return cast(x, torch.float32)
+
+
 def on_device(
     numbers: Sequence[float] | Sequence[int] | np.ndarray,
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A new tensor [len(numbers)]. On a GPU the copy is queued, from pinned memory."""
+    """Make a new tensor [len(numbers)]. On a GPU the copy is queued, from pinned memory."""
     on_host = torch.as_tensor(numbers, dtype=dtype)
     if device.type == "cuda":
         on_host = on_host.pin_memory()

@@ -77,7 +77,7 @@ class AwaitedTokens:
     rows: Mapping[Request, int]
 
     def sources(self, batch: ScheduledBatch) -> tuple[list[int], list[int]]:
-        """The sequences of `batch` that await their token, and the rows of `token_ids` that they get."""
+        """Return the sequences of `batch` that await their token, and their rows of `token_ids`."""
         places = [i for i, sequence in enumerate(batch.sequences) if sequence.awaits]
         return places, [self.rows[batch.sequences[i].request] for i in places]
 

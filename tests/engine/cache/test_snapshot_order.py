@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from minivllm_engine.cache.greedy_dual import GreedyDual
+from minivllm_engine.cache.snapshot_eviction import GreedyDual
 
 
 def evict_cheapest(order: GreedyDual) -> int | None:

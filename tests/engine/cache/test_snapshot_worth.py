@@ -10,8 +10,8 @@ import pytest
 
 from minivllm_engine.cache.block_manager import BlockManager
 from minivllm_engine.cache.deltanet_state import DeltaNetStateManager
+from minivllm_engine.cache.node import Node
 from minivllm_engine.cache.prefix_cache import PrefixCache
-from minivllm_engine.cache.prefix_tree import Node
 from minivllm_engine.core.request import Request
 from minivllm_engine.core.sampling_params import ResolvedSampling
 

@@ -10,7 +10,7 @@ from minivllm_engine.checkpoint.names import expected_tensors
 from minivllm_engine.core.errors import CheckpointError
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.runner.load_checkpoint import load_weights
+from minivllm_engine.runner.weights import load_weights
 from support.packed_runner import CPU, PackedRunner, load_model
 from support.tiny_checkpoint import (
     BARE,

@@ -11,8 +11,7 @@ from minivllm_engine.checkpoint.random_weights import RandomWeights
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError, ConfigError, RequestError
 from minivllm_engine.core.sampling_params import SamplingParams
-from minivllm_engine.engine.prepare import PreparedModel, prepare_parts
-from minivllm_engine.engine.random_model import NoTokenizer, prepare_random
+from minivllm_engine.engine.prepare import NoTokenizer, PreparedModel, prepare_parts, prepare_random
 from minivllm_engine.llm import LLM
 from minivllm_engine.memory.devices import host_memory
 from minivllm_engine.memory.roofline import decode_step_bytes, decode_weight_bytes

@@ -173,3 +173,11 @@ def test_graphs_of_reference_operations_are_refused(monkeypatch) -> None:
         prepare("demo", EngineConfig.create(**reference, graph={"enabled": True}))
     assert "cannot be captured" in caught.value.what
     assert caught.value.hint == "--set graph.enabled=false"
+
+
+def test_graphs_on_a_cpu_are_refused_and_not_ignored() -> None:
+    asked = EngineConfig.create(engine={"device": "cpu"}, graph={"enabled": True})
+    with pytest.raises(ConfigError, match=r"graph\.enabled true needs a GPU") as caught:
+        prepare("demo", asked)
+    assert caught.value.hint == "--set graph.enabled=false"
+    prepare("demo", EngineConfig.create(engine={"device": "cpu"}, graph={"enabled": False}))

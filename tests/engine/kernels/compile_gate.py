@@ -21,12 +21,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from minivllm_engine.ops import dependent_launch
+from minivllm_engine.ops import device as device_rules
 from minivllm_engine.ops.attention import triton as attention
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import prefill_tile
 from minivllm_engine.ops.causal_conv import triton as causal_conv
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 from minivllm_engine.ops.embedding import triton as embedding
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
@@ -98,7 +98,7 @@ def conv() -> None:
     causal_conv.causal_conv_step(
         x, pool, conv_weight, slots=torch.arange(4), positions=torch.arange(4)
     )
-    plan = causal_conv.ConvPlan.build(torch.arange(1), (0,), (4,))
+    plan = causal_conv.TritonConvPlan.build(torch.arange(1), (0,), (4,))
     causal_conv.causal_conv_prefill(x, pool, conv_weight, plan)
 
 
@@ -111,7 +111,7 @@ def attend(
     tile = prefill_tile(shape, dtype, limits)
     prefill = PackedSequences.build((0,), (4,), tile.num_tokens, torch.device("cpu"))
     tables = torch.zeros(4, 16, dtype=torch.int64)
-    plan = attention.AttentionPlan(
+    plan = attention.TritonAttentionPlan(
         4 if splits else 0,
         splits,
         torch.arange(4),
@@ -273,7 +273,7 @@ def compile_only(compiled: list[SimpleNamespace]) -> None:
 
 def let_kernels_start_early(can: bool) -> None:
     """As if the tensors, which are on the CPU, were on a card that can do so, or on one that cannot."""
-    dependent_launch.has_dependent_launch = lambda device: can
+    device_rules.has_dependent_launch = lambda device: can
 
 
 def main() -> None:

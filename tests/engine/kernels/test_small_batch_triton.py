@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 from minivllm_engine.ops.small_batch import triton
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS, TILES, Tile, choose_tile
 from support.kernel_checks import needs_interpreter, small_batch

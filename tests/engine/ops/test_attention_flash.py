@@ -37,7 +37,7 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("spans", BATCHES.values(), ids=BATCHES)
 def test_flash_attn_gets_what_it_takes(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     case = make_case(SHAPE, spans, dtype)
-    plan = flash.AttentionPlan.build(case.batch, SHAPE, dtype)
+    plan = flash.FlashAttentionPlan.build(case.batch, SHAPE, dtype)
     out = flash.paged_attention(queries_of(case), case.keys, case.values, plan)
     assert_close(out, expected_of(case), f"attention over {spans}")
 
@@ -58,7 +58,7 @@ def test_what_flash_attn_does_not_take_is_named_with_a_remedy(
 ) -> None:
     batch = make_case(SHAPE, DECODES, torch.float16).batch
     with pytest.raises(ConfigError) as caught:
-        flash.AttentionPlan.build(batch, shape, dtype)
+        flash.FlashAttentionPlan.build(batch, shape, dtype)
     assert what in caught.value.what and remedy in caught.value.hint
     assert "triton" in caught.value.hint
 

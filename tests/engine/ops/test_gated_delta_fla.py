@@ -9,7 +9,7 @@ import torch
 
 from minivllm_engine.core.errors import BackendUnavailable
 from minivllm_engine.ops.gated_delta import fla, reference
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan
 from support.delta_rule import recurrent_delta_rule
 from support.kernel_checks.gated_delta import Heads, check_steps, gates
 
@@ -127,9 +127,9 @@ def test_states_come_from_their_slots_and_go_back_there(
     pool[SLOTS[1:]] = torch.randn(2, 4, 8, 16).to(state_dtype)
     own, given = pool.clone(), inputs(torch.float32)
     out = fla.chunk_gated_delta_rule(
-        **given, pool=own, plan=fla.ChunkPlan.build(SLOTS, STARTS, LENGTHS)
+        **given, pool=own, plan=fla.FlaChunkPlan.build(SLOTS, STARTS, LENGTHS)
     )
-    plan = ChunkPlan.build(SLOTS, STARTS, LENGTHS)
+    plan = ReferenceChunkPlan.build(SLOTS, STARTS, LENGTHS)
     expected = reference.chunk_gated_delta_rule(**given, pool=pool, plan=plan)
     torch.testing.assert_close(out, expected, rtol=0, atol=5e-6)
     torch.testing.assert_close(own, pool, rtol=1e-2, atol=5e-6, equal_nan=True)
@@ -141,7 +141,7 @@ def test_boundaries_are_new_tensors_in_every_step(stand_in: StandIn) -> None:
     """FLA knows them by identity, and would take new ones in an old tensor for the old ones."""
     pool = torch.zeros(7, 4, 8, 16)
     for _ in range(2):
-        plan = fla.ChunkPlan.build(SLOTS, STARTS, LENGTHS)
+        plan = fla.FlaChunkPlan.build(SLOTS, STARTS, LENGTHS)
         fla.chunk_gated_delta_rule(**inputs(torch.float32), pool=pool, plan=plan)
     first, second = (call["boundaries"] for call in stand_in.calls)
     assert first is not second and first.data_ptr() != second.data_ptr()
@@ -169,6 +169,6 @@ def test_a_missing_fla_is_named_with_what_installs_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", None)
     fla._rules.cache_clear()
     with pytest.raises(BackendUnavailable) as caught:
-        fla.ChunkPlan.build(SLOTS, STARTS, LENGTHS)
+        fla.FlaChunkPlan.build(SLOTS, STARTS, LENGTHS)
     assert "pip install 'flash-linear-attention" in caught.value.hint
     assert "fla" in caught.value.why

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minivllm_engine.ops.attention import reference
-from minivllm_engine.ops.attention.reference import AttentionPlan, KVShape, paged_attention
+from minivllm_engine.ops.attention.reference import KVShape, ReferenceAttentionPlan, paged_attention
 from minivllm_engine.tensors.model_input import ModelInput
 from support.largest_tensor import LargestTensor
 
@@ -47,9 +47,9 @@ class PagedCase:
             num_decodes=num_decodes,
         )
 
-    def plan(self) -> AttentionPlan:
+    def plan(self) -> ReferenceAttentionPlan:
         shape = KVShape(BLOCK, self.heads, self.kv_heads, self.head_dim)
-        return AttentionPlan.build(self.batch, shape)
+        return ReferenceAttentionPlan.build(self.batch, shape)
 
     def run(self) -> torch.Tensor:
         return paged_attention(self.q, self.keys, self.values, self.plan())

@@ -5,7 +5,7 @@ import torch
 
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import num_splits, prefill_tile
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 
 SMALL, LARGE = DeviceLimits(99 * 1024, 82), DeviceLimits(227 * 1024, 132)
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from minivllm_engine.ops.causal_conv.reference import (
-    ConvPlan,
+    ReferenceConvPlan,
     causal_conv_prefill,
     causal_conv_step,
 )
@@ -41,7 +41,7 @@ def test_packed_chunks_with_history(conv_width: int, chunks: tuple[int, ...]) ->
         alive = [i for i in range(3) if lengths[i]]
         x = torch.cat([whole[i][done[i] : done[i] + lengths[i]] for i in alive])
         starts, some = (tuple(x[i] for i in alive) for x in (done, lengths))
-        plan = ConvPlan.build(slots[alive], starts, some, conv_width)
+        plan = ReferenceConvPlan.build(slots[alive], starts, some, conv_width)
         out = causal_conv_prefill(x, pool, weight.float().unbind(0), plan)
         for i, part in zip(alive, out.split([lengths[i] for i in alive]), strict=True):
             outputs[i].append(part)
@@ -71,7 +71,7 @@ def test_sums_are_taken_in_fp32_and_rounded_once() -> None:
     weight = torch.randn(4, CHANNELS).bfloat16()
     x = torch.randn(7, CHANNELS).bfloat16()
     pool = torch.zeros(1, CHANNELS, 3, dtype=torch.bfloat16)
-    plan = ConvPlan.build(torch.tensor([0]), (0,), (7,), 4)
+    plan = ReferenceConvPlan.build(torch.tensor([0]), (0,), (7,), 4)
     out = causal_conv_prefill(x, pool, weight.float().unbind(0), plan)
     sums = F.conv1d(
         F.pad(x.float().t(), (3, 0)).unsqueeze(0), weight.float().t().unsqueeze(1), groups=CHANNELS

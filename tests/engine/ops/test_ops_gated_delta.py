@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan, SlotPlan
 from minivllm_engine.ops.gated_delta.reference import chunk_gated_delta_rule, gated_delta_step
 from support.delta_rule import recurrent_delta_rule
 from support.largest_tensor import LargestTensor
@@ -56,7 +56,7 @@ def test_chunked_equals_the_definition(length: int, shape) -> None:
     pool[1] = torch.randn(pool.shape[1:])
     expected, final, _ = definition(inputs, pool[1])
     q, k, v, g, beta = inputs
-    plan = ChunkPlan.build(torch.tensor([1]), (1,), (length,))
+    plan = ReferenceChunkPlan.build(torch.tensor([1]), (1,), (length,))
     out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6)
     torch.testing.assert_close(pool[1].double(), final, rtol=0, atol=2e-6)
@@ -74,7 +74,7 @@ def test_a_sequence_that_begins_has_state_zero_whatever_its_slot_holds() -> None
         if start:
             pool[i] = initial[i] = torch.randn(pool.shape[1:])
     q, k, v, g, beta = inputs
-    plan = ChunkPlan.build(torch.arange(6), starts, lengths)
+    plan = ReferenceChunkPlan.build(torch.arange(6), starts, lengths)
     out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     parts = zip(*(x.split(lengths) for x in inputs), strict=True)
     for i, (o, part) in enumerate(zip(out.split(lengths), parts, strict=True)):
@@ -107,7 +107,7 @@ def test_e2_final_state_is_right_for_every_length_to_200() -> None:
     slots = torch.randperm(202)[:200]
     pool[slots] = state
     q, k, v, g, beta = (torch.cat([x[:n] for n in lengths]) for x in inputs)
-    plan = ChunkPlan.build(slots, (1,) * 200, lengths)
+    plan = ReferenceChunkPlan.build(slots, (1,) * 200, lengths)
     out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
     for n, slot, o in zip(lengths, slots, out.split(lengths), strict=True):
         torch.testing.assert_close(pool[slot].double(), states[n], rtol=0, atol=2e-6)
@@ -125,7 +125,7 @@ def test_e2_final_state_near_65535_for_every_remainder() -> None:
     q, k, v, g, beta = inputs
     for n in (lengths[0], 65_472 + 32, 65_535, 65_536, 65_537, longest):
         pool = state.repeat(1, 1, 1, 1)
-        plan = ChunkPlan.build(torch.tensor([0]), (1,), (n,))
+        plan = ReferenceChunkPlan.build(torch.tensor([0]), (1,), (n,))
         out = chunk_gated_delta_rule(
             q[:n], k[:n], v[:n], g=g[:n], beta=beta[:n], pool=pool, plan=plan
         )
@@ -133,14 +133,14 @@ def test_e2_final_state_near_65535_for_every_remainder() -> None:
         torch.testing.assert_close(out[-200:].double(), expected[n - 200 : n], rtol=0, atol=2e-6)
     begin = 65_472
     pool = state.repeat(1, 1, 1, 1)
-    plan = ChunkPlan.build(torch.tensor([0]), (1,), (begin,))
+    plan = ReferenceChunkPlan.build(torch.tensor([0]), (1,), (begin,))
     chunk_gated_delta_rule(
         q[:begin], k[:begin], v[:begin], g=g[:begin], beta=beta[:begin], pool=pool, plan=plan
     )
     for n in lengths:
         one = pool.clone()
         rows = slice(begin, n)
-        plan = ChunkPlan.build(torch.tensor([0]), (1,), (n - begin,))
+        plan = ReferenceChunkPlan.build(torch.tensor([0]), (1,), (n - begin,))
         chunk_gated_delta_rule(
             q[rows], k[rows], v[rows], g=g[rows], beta=beta[rows], pool=one, plan=plan
         )
@@ -209,7 +209,7 @@ def test_e9_scratch_does_not_grow_with_the_prompt() -> None:
     for length in (4_000, 20_000):
         q, k, v, g, beta = random_inputs(length, shape)
         pool = torch.zeros(1, *state_pool(1, shape).shape[1:])
-        plan = ChunkPlan.build(torch.tensor([0]), (1,), (length,))
+        plan = ReferenceChunkPlan.build(torch.tensor([0]), (1,), (length,))
         with LargestTensor() as watch:
             chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
         largest.append(max(watch.numel, v.numel()))
@@ -231,7 +231,7 @@ def test_a_sequence_of_nan_does_not_reach_the_others(form: str) -> None:
         q, k, v, g, beta = inputs
         slots = torch.tensor([3, 2, 1])
         if form == "chunks":
-            plan = ChunkPlan.build(slots, (1, 1, 1), (10, 10, 10))
+            plan = ReferenceChunkPlan.build(slots, (1, 1, 1), (10, 10, 10))
             out = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
         else:
             three = [x[[5, 15, 25]] for x in inputs]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minivllm_engine.model_config.config import ModelConfig
-from minivllm_engine.models.layers.rotary import inverse_frequencies
+from minivllm_engine.models.layers.step_plan import inverse_frequencies
 from minivllm_engine.ops.fused.reference import apply_rotary, rotary_cos_sin
 from support.tiny_checkpoint import tiny_config
 from support.transformers_oracle import Qwen3_5TextConfig, Qwen3_5TextRotaryEmbedding

@@ -8,7 +8,7 @@ import torch
 
 from minivllm_engine.ops.attention import reference
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.attention.triton import AttentionPlan, paged_attention
+from minivllm_engine.ops.attention.triton import TritonAttentionPlan, paged_attention
 from minivllm_engine.tensors.model_input import ModelInput
 from support.kernel_checks import NAN, assert_close, on_device, random_rows, same_bits, with_padding
 
@@ -66,7 +66,7 @@ def batch_on(case: Case, device: torch.device) -> ModelInput:
 
 
 def run(case: Case, device: torch.device, splits: int | None = None) -> torch.Tensor:
-    plan = AttentionPlan.build(batch_on(case, device), case.shape, case.q.dtype)
+    plan = TritonAttentionPlan.build(batch_on(case, device), case.shape, case.q.dtype)
     if plan.prefill is not None:
         plan = replace(plan, prefill=with_padding(plan.prefill))
     if splits is not None:
@@ -89,7 +89,7 @@ def check(
 
 def expected_of(case: Case) -> torch.Tensor:
     """What the reference gives."""
-    plan = reference.AttentionPlan.build(case.batch, case.shape)
+    plan = reference.ReferenceAttentionPlan.build(case.batch, case.shape)
     return reference.paged_attention(queries_of(case), case.keys, case.values, plan)
 
 

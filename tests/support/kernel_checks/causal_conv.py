@@ -3,7 +3,11 @@
 import torch
 
 from minivllm_engine.ops.causal_conv import reference
-from minivllm_engine.ops.causal_conv.triton import ConvPlan, causal_conv_prefill, causal_conv_step
+from minivllm_engine.ops.causal_conv.triton import (
+    TritonConvPlan,
+    causal_conv_prefill,
+    causal_conv_step,
+)
 from support.kernel_checks import (
     NAN,
     assert_close,
@@ -78,10 +82,10 @@ def check_prefill(
             pool[slot] = torch.randn(pool.shape[1:]).to(dtype)
     kernel_pool = pool.to(device, copy=True)
     (x,) = random_rows(sum(lengths), num_channels, dtype=dtype)
-    plan = ConvPlan.build(slots.to(device), starts, lengths)
-    plan = ConvPlan(preceded(plan.slots, unused), with_padding(plan.sequences))
+    plan = TritonConvPlan.build(slots.to(device), starts, lengths)
+    plan = TritonConvPlan(preceded(plan.slots, unused), with_padding(plan.sequences))
     out = causal_conv_prefill(on_device(x, device), kernel_pool, conv_weight.to(device), plan)
-    reference_plan = reference.ConvPlan.build(slots, starts, lengths, conv_width)
+    reference_plan = reference.ReferenceConvPlan.build(slots, starts, lengths, conv_width)
     expected = reference.causal_conv_prefill(x, pool, conv_weight.float().unbind(0), reference_plan)
     assert_close(out, expected, "output")
     assert same_bits(kernel_pool, pool), "histories"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minivllm_engine.ops.gated_delta import reference
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan, SlotPlan
 from minivllm_engine.ops.gated_delta.triton import (
     RecurrentPlan,
     delta_gates,
@@ -181,7 +181,7 @@ def check_recurrent(
     )
     q, k, v = (x[real] for x in _by_head(parts, heads))
     g, beta = gates(parts[3][real], parts[4][real], log_decay, dt_bias)
-    chunks = ChunkPlan.build(torch.tensor(chosen), *zip(*spans, strict=True))
+    chunks = ReferenceChunkPlan.build(torch.tensor(chosen), *zip(*spans, strict=True))
     expected = reference.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=chunks)
     coarsest = max(dtype, state_dtype, key=lambda kind: TOLERANCES[kind])
     assert_close(out[real], expected, "output", via=dtype)

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from minivllm_engine.model_config.config import ModelConfig
-from minivllm_engine.models.layers.norm import GatedRMSNorm
 from minivllm_engine.models.layers.step_plan import StepPlan
-from minivllm_engine.models.layers.weight import weight_matrix
+from minivllm_engine.models.layers.weight import GatedRMSNorm, weight_matrix
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.ops.products import Norm, Residual
 

@@ -15,8 +15,7 @@ import torch
 
 from minivllm_engine.core.errors import BackendUnavailable, ConfigError
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.precision import cast
-from minivllm_engine.tensors.device_copy import on_device
+from minivllm_engine.tensors.device_copy import cast, on_device
 from minivllm_engine.tensors.model_input import ModelInput
 
 _BLOCK_GRAIN = 256
@@ -101,7 +100,7 @@ class _Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class FlashAttentionPlan:
     """Which keys each token of a step sees; the same for all attention layers.
 
     The tensors of decodes are worked out on the device from those of the batch. A graph that is replayed
@@ -120,7 +119,7 @@ class AttentionPlan:
     chunks: _Chunks | None
 
     @classmethod
-    def build(cls, batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> "AttentionPlan":
+    def build(cls, batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> "FlashAttentionPlan":
         """dtype: of the queries and the cache. Raises what `check_flash` raises."""
         check_flash(shape, dtype)
         cut = batch.num_decodes
@@ -140,7 +139,7 @@ class AttentionPlan:
 
 
 def paged_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: FlashAttentionPlan
 ) -> torch.Tensor:
     """Causal attention of all tokens of a step; their own keys and values are in the cache already.
 

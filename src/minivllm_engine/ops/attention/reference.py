@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.device_copy import cast, fp32
 from minivllm_engine.tensors.model_input import ModelInput
 
 _GRAIN = 8
@@ -72,13 +72,13 @@ class KVShape:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class ReferenceAttentionPlan:
     """Which rows of the KV cache each token of a step sees; the same for all attention layers."""
 
     groups: tuple[_Group, ...]
 
     @classmethod
-    def build(cls, batch: ModelInput, shape: KVShape) -> "AttentionPlan":
+    def build(cls, batch: ModelInput, shape: KVShape) -> "ReferenceAttentionPlan":
         contexts = [
             start + length for start, length in zip(batch.starts, batch.lengths, strict=True)
         ]
@@ -142,7 +142,7 @@ def _cut(contexts: list[int], width: int) -> Iterator[tuple[int, int, int]]:
 
 
 def paged_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: ReferenceAttentionPlan
 ) -> torch.Tensor:
     """Causal attention of all tokens of a step; their own keys and values are in the cache already.
 

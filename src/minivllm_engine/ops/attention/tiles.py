@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from minivllm_engine.ops.attention.reference import KVShape
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 
 # A split of a decode's keys is at least so long.
 MIN_SPLIT = 128
@@ -34,7 +34,7 @@ class PrefillTile:
 
 
 def prefill_tile(shape: KVShape, dtype: torch.dtype, limits: DeviceLimits) -> PrefillTile:
-    """The largest tile that was found to keep its sums in registers and its keys in shared memory."""
+    """Return the largest tile that was found to keep its sums in registers and its keys in shared memory."""
     group = shape.num_heads // shape.num_kv_heads
     if dtype == torch.float32:
         rows, keys, warps = 32, 16, 8

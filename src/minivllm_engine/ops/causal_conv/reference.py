@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.device_copy import cast, fp32
 
 
 @dataclass(frozen=True, slots=True)
-class ConvPlan:
+class ReferenceConvPlan:
     """Rows of packed sequences once each has its W - 1 rows of history in front of it.
 
     Attributes:
@@ -43,7 +43,7 @@ class ConvPlan:
         starts: tuple[int, ...],
         lengths: tuple[int, ...],
         conv_width: int,
-    ) -> "ConvPlan":
+    ) -> "ReferenceConvPlan":
         """Plan the next tokens of some sequences.
 
         Args:
@@ -77,7 +77,10 @@ class ConvPlan:
 
 
 def causal_conv_prefill(
-    x: torch.Tensor, pool: torch.Tensor, conv_weight: Sequence[torch.Tensor], plan: ConvPlan
+    x: torch.Tensor,
+    pool: torch.Tensor,
+    conv_weight: Sequence[torch.Tensor],
+    plan: ReferenceConvPlan,
 ) -> torch.Tensor:
     """Convolve packed sequences; their history in `pool` moves on to their ends.
 
@@ -107,7 +110,7 @@ def causal_conv_prefill(
 def causal_conv_step(
     x: torch.Tensor, pool: torch.Tensor, conv_weight: Sequence[torch.Tensor], slots: torch.Tensor
 ) -> torch.Tensor:
-    """One token for each of N sequences; their history in `pool` moves on by one.
+    """Take one token for each of N sequences; their history in `pool` moves on by one.
 
     Args:
         x: [N, D], raw inputs.

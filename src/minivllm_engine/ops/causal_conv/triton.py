@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from minivllm_engine.ops.dependent_launch import launch_options
+from minivllm_engine.ops.device import launch_options
 from minivllm_engine.ops.varlen import PackedSequences
 
 _STEP_CHANNELS = 512
@@ -85,7 +85,7 @@ def causal_conv_step(
     positions: torch.Tensor,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """One token for each of N sequences; their history in `pool` moves on by one.
+    """Take one token for each of N sequences; their history in `pool` moves on by one.
 
     Args:
         x: [N, D], raw inputs; rows may lie apart, each is contiguous.
@@ -121,7 +121,7 @@ def causal_conv_step(
 
 
 @dataclass(frozen=True, slots=True)
-class ConvPlan:
+class TritonConvPlan:
     """Some packed sequences, and where their histories lie: the same for all layers.
 
     Attributes:
@@ -135,7 +135,7 @@ class ConvPlan:
     @classmethod
     def build(
         cls, slots: torch.Tensor, starts: tuple[int, ...], lengths: tuple[int, ...]
-    ) -> "ConvPlan":
+    ) -> "TritonConvPlan":
         """Plan the next tokens of some sequences.
 
         Args:
@@ -208,7 +208,7 @@ def _prefill_kernel(
 
 
 def causal_conv_prefill(
-    x: torch.Tensor, pool: torch.Tensor, conv_weight: torch.Tensor, plan: ConvPlan
+    x: torch.Tensor, pool: torch.Tensor, conv_weight: torch.Tensor, plan: TritonConvPlan
 ) -> torch.Tensor:
     """Convolve packed sequences; their history in `pool` moves on to their ends.
 

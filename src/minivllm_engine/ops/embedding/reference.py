@@ -6,7 +6,7 @@ import torch
 def embed(
     token_ids: torch.Tensor, sources: torch.Tensor, sampled: torch.Tensor, embedding: torch.Tensor
 ) -> torch.Tensor:
-    """The rows of an embedding for some tokens, of which some are among those that were sampled last.
+    """Return the rows of an embedding for some tokens, of which some are among those that were sampled last.
 
     Args:
         token_ids: [n] integers.

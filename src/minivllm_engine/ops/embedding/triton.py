@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from minivllm_engine.ops.dependent_launch import launch_options
+from minivllm_engine.ops.device import launch_options
 
 _BLOCK = 1024
 
@@ -42,7 +42,7 @@ def embed(
     *,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """The rows of an embedding for some tokens, of which some are among those that were sampled last.
+    """Return the rows of an embedding for some tokens, of which some are among those that were sampled last.
 
     All but `embedding` may have any integer dtype; all are contiguous.
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.tensors.device_copy import cast, fp32
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:

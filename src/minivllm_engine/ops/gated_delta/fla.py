@@ -14,8 +14,7 @@ from itertools import accumulate
 import torch
 
 from minivllm_engine.core.errors import BackendUnavailable
-from minivllm_engine.ops.precision import cast, fp32
-from minivllm_engine.tensors.device_copy import on_device
+from minivllm_engine.tensors.device_copy import cast, fp32, on_device
 
 Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -35,7 +34,7 @@ def _rules() -> tuple[Rule, Rule]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPlan:
+class FlaChunkPlan:
     """Some packed sequences, and where their states lie: the same for all layers of a step.
 
     Attributes:
@@ -53,7 +52,7 @@ class ChunkPlan:
     @classmethod
     def build(
         cls, slots: torch.Tensor, starts: tuple[int, ...], lengths: tuple[int, ...]
-    ) -> "ChunkPlan":
+    ) -> "FlaChunkPlan":
         """Plan the next tokens of some sequences. Raises BackendUnavailable where FLA is missing.
 
         Args:
@@ -81,9 +80,9 @@ def chunk_gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     pool: torch.Tensor,
-    plan: ChunkPlan,
+    plan: FlaChunkPlan,
 ) -> torch.Tensor:
-    """The gated delta rule over packed sequences, in chunks of 64. To be called in inference mode.
+    """Compute the gated delta rule over packed sequences, in chunks of 64. To be called in inference mode.
 
     Args:
         q, k: [num_tokens, H, K], raw: FLA normalises them. K is at most 256.
@@ -128,7 +127,7 @@ def gated_delta_step(
     slots: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """One token for each of N sequences. To be called in inference mode; waits for nothing.
+    """Take one token for each of N sequences. To be called in inference mode; waits for nothing.
 
     Takes what the Triton kernel takes, but moves each state three times: out of its slot, through FLA's
     kernel and back. FLA does not round beta to the dtype of b.

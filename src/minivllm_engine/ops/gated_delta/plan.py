@@ -39,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPlan:
+class ReferenceChunkPlan:
     """How packed sequences are cut into chunks.
 
     A sequence of more than one chunk goes alone, a bounded number of chunks at a time. Shorter ones
@@ -51,7 +51,7 @@ class ChunkPlan:
     @classmethod
     def build(
         cls, slots: torch.Tensor, starts: tuple[int, ...], lengths: tuple[int, ...]
-    ) -> "ChunkPlan":
+    ) -> "ReferenceChunkPlan":
         """Plan the next tokens of some sequences.
 
         Args:

@@ -9,8 +9,8 @@ normalised here, and q is scaled by K ** -0.5.
 
 import torch
 
-from minivllm_engine.ops.gated_delta.plan import ChunkPlan, SlotPlan
-from minivllm_engine.ops.precision import cast, fp32
+from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan, SlotPlan
+from minivllm_engine.tensors.device_copy import cast, fp32
 
 _NORM_EPS = 1e-6
 
@@ -23,9 +23,9 @@ def chunk_gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     pool: torch.Tensor,
-    plan: ChunkPlan,
+    plan: ReferenceChunkPlan,
 ) -> torch.Tensor:
-    """The chunked form (UT transform, arXiv 2412.06464) over packed sequences.
+    """Compute the chunked form (UT transform, arXiv 2412.06464) over packed sequences.
 
     Padding steps have g = 0 and beta = 0, which leaves the state alone.
 
@@ -143,7 +143,7 @@ def gated_delta_step(
     pool: torch.Tensor,
     plan: SlotPlan,
 ) -> torch.Tensor:
-    """One token for each of N sequences; their states in `pool` are updated in place.
+    """Take one token for each of N sequences; their states in `pool` are updated in place.
 
     Args:
         q, k: [N, H, K].

@@ -2,11 +2,11 @@
 
 import torch
 
-from minivllm_engine.ops.precision import fp32
+from minivllm_engine.tensors.device_copy import fp32
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The argmax of each row, and whether the row can be trusted.
+    """Return the argmax of each row, and whether the row can be trusted.
 
     Of equal logits the one with the smallest id wins. NaN counts as 0, infinities as the largest fp32.
 

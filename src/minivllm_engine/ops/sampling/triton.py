@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from minivllm_engine.ops.dependent_launch import launch_options
+from minivllm_engine.ops.device import launch_options
 
 # Logits that a program has in flight.
 _BLOCK = 1024
@@ -120,7 +120,7 @@ def greedy(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     early: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The argmax of each row, and whether the row can be trusted. Waits for nothing.
+    """Return the argmax of each row, and whether the row can be trusted. Waits for nothing.
 
     Of equal logits the one with the smallest id wins. NaN counts as 0, infinities as the largest fp32.
 

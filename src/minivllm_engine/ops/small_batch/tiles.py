@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from minivllm_engine.ops.device_limits import DeviceLimits
+from minivllm_engine.ops.device import DeviceLimits
 
 # With more rows than this, multiplying takes longer than reading the weights.
 MAX_ROWS = 8
@@ -34,7 +34,7 @@ TILES = (Tile(8, 1024), Tile(4, 2048, num_registers=128), Tile(2, 4096, num_regi
 
 
 def choose_tile(num_outputs: int, num_inputs: int, limits: DeviceLimits) -> Tile:
-    """The tile with the most rows that still gives every multiprocessor two programs.
+    """Return the tile with the most rows that still gives every multiprocessor two programs.
 
     Args:
         num_outputs, num_inputs: of the weight.

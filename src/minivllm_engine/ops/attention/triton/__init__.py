@@ -13,13 +13,13 @@ from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.attention.tiles import PrefillTile, num_splits, prefill_tile
 from minivllm_engine.ops.attention.triton.decode import decode
 from minivllm_engine.ops.attention.triton.prefill import prefill
-from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.device import device_limits
 from minivllm_engine.ops.varlen import PackedSequences
 from minivllm_engine.tensors.model_input import ModelInput
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class TritonAttentionPlan:
     """Which keys each token of a step sees; the same for all attention layers.
 
     Attributes:
@@ -39,7 +39,7 @@ class AttentionPlan:
     tile: PrefillTile
 
     @classmethod
-    def build(cls, batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> "AttentionPlan":
+    def build(cls, batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> "TritonAttentionPlan":
         """dtype: of the queries and the cache."""
         cut, device = batch.num_decodes, batch.slots.device
         limits = device_limits(device)
@@ -57,7 +57,7 @@ class AttentionPlan:
 
 
 def paged_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: TritonAttentionPlan
 ) -> torch.Tensor:
     """Causal attention of all tokens of a step; their own keys and values are in the cache already.
 

@@ -13,7 +13,7 @@ from minivllm_engine.ops.attention.tiles import (
     softmax_scale,
 )
 from minivllm_engine.ops.attention.triton.attend import INTERPRETED, attend
-from minivllm_engine.ops.dependent_launch import launch_options
+from minivllm_engine.ops.device import launch_options
 
 _MIN_SPLIT = tl.constexpr(MIN_SPLIT)
 

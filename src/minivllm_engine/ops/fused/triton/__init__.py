@@ -4,10 +4,14 @@ They round where the reference rounds, but for the rotary embedding, which is ro
 times there.
 """
 
-from minivllm_engine.ops.fused.triton.activation import sigmoid_mul, silu_mul
-from minivllm_engine.ops.fused.triton.angles import rotary_cos_sin
-from minivllm_engine.ops.fused.triton.norm import add_rms_norm, gated_rms_norm, rms_norm
-from minivllm_engine.ops.fused.triton.rotary import norm_rotate_write
+from minivllm_engine.ops.fused.triton.norm import (
+    add_rms_norm,
+    gated_rms_norm,
+    rms_norm,
+    sigmoid_mul,
+    silu_mul,
+)
+from minivllm_engine.ops.fused.triton.rotary import norm_rotate_write, rotary_cos_sin
 
 __all__ = [
     "add_rms_norm",

@@ -6,8 +6,8 @@ Letters and layouts as in ../reference.py. The gates, the norms of q and k and t
 inside the kernels, each of which so is the only one between the convolution and the output's norm.
 """
 
-from minivllm_engine.ops.gated_delta.triton.gates import delta_gates
 from minivllm_engine.ops.gated_delta.triton.recurrent import RecurrentPlan, gated_delta_recurrent
+from minivllm_engine.ops.gated_delta.triton.rule import delta_gates
 from minivllm_engine.ops.gated_delta.triton.step import gated_delta_step
 
 __all__ = ["RecurrentPlan", "delta_gates", "gated_delta_recurrent", "gated_delta_step"]

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from minivllm_engine.ops.dependent_launch import launch_options
+from minivllm_engine.ops.device import launch_options
 from minivllm_engine.ops.gated_delta import tiles
 from minivllm_engine.ops.gated_delta.triton.rule import advance, launch, load_token, locate, prepare
 
@@ -80,7 +80,7 @@ def gated_delta_step(
     positions: torch.Tensor,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """One token for each of N sequences; their states in `pool` are updated in place.
+    """Take one token for each of N sequences; their states in `pool` are updated in place.
 
     Rows of q, k, v, a and b may lie apart, as parts of wider rows; each row is contiguous.
 

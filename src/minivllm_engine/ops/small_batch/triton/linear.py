@@ -4,7 +4,7 @@ B is 1 to MAX_ROWS rows, and one compiled kernel for each number of them. x, res
 rows apart, each contiguous; weights are [out, in], contiguous. Sums are taken in fp32, and rounded where the
 reference rounds.
 
-early: start while the kernel before still runs (dependent_launch.py says what that asks of the others); by
+early: start while the kernel before still runs (ops/device.py says what that asks of the others); by
 default where the card can. tile: another one than choose_tile gives, for measurements.
 """
 
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from minivllm_engine.ops.dependent_launch import launch_options
-from minivllm_engine.ops.device_limits import device_limits
+from minivllm_engine.ops.device import device_limits, launch_options
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS, Tile, choose_tile
 from minivllm_engine.ops.small_batch.triton import kernel
 
