@@ -83,6 +83,7 @@ def _device(plan: MemoryPlan, shape: ModelShape, config: EngineConfig) -> dict[s
         "total": device.total,
         "budget": config.engine.gpu_memory_utilization if on_gpu else None,
         "pools_budget": plan.memory,
+        "pools_why": plan.memory_why,
         "dtype": plan.dtype,
         "state_dtype": plan.state_dtype,
         "graph_sizes": list(graph_sizes(plan.max_graph_batch)) if plan.max_graph_batch else [],

@@ -33,6 +33,7 @@ def table_text(
     *,
     width: int | None = None,
     heading: bool = True,
+    indent: int = 0,
 ) -> str:
     """Lay out rows of one cell a column, one line a row, each ended by a newline.
 
@@ -40,6 +41,7 @@ def table_text(
         width: of the terminal, where longer cells are folded; None cuts and folds nothing.
         heading: begin with the names of the columns. Without it, and with widths that suffice, a table can be
             written row by row.
+        indent: spaces before each line.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
     for column in columns:
@@ -54,7 +56,7 @@ def table_text(
     file = io.StringIO()
     # Without markup and colour: cells hold names of files and tensors, which are not Rich's to read.
     RichConsole(file=file, width=width or _WIDEST, color_system=None, markup=False).print(table)
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+    return "".join(f"{' ' * indent}{line}".rstrip() + "\n" for line in file.getvalue().splitlines())
 
 
 def output_width(to_terminal: bool) -> int | None:

@@ -51,6 +51,7 @@ class Device(_Part):
     total: Count
     budget: Share | None
     pools_budget: Size
+    pools_why: Sentence = ""
     dtype: Dtype
     state_dtype: Dtype
     graph_sizes: Annotated[list[Count], Field(max_length=1000)]

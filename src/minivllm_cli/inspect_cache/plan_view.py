@@ -68,6 +68,10 @@ def show_plan(run: Invocation, settings: Settings, flags: "InspectFlags") -> int
 def _memory(text: str | None) -> int | None:
     if text is None:
         return None
+    if text.strip().isdecimal():
+        raise CliError(
+            f"--memory {text}: a size needs its unit", hint=f"--memory {text.strip()}GiB"
+        )
     try:
         size = parse_size(text)
     except ValueError as error:

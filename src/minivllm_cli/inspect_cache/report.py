@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from minivllm_cli.console.table import Column, table_text
 from minivllm_cli.inspect_cache.tree import WIDTH, TreeOptions, draw_tree
 from minivllm_engine.core.units import count_text
 
@@ -33,15 +34,13 @@ def render_report(document: dict[str, Any], options: TreeOptions) -> str:
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def _pool_lines(pools: dict[str, Any]) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [("in use", "now", "peak", "of")]
-    for name, key in (("KV blocks", "kv"), ("state slots", "state"), ("snapshots", "snapshots")):
-        pool = pools[key]
-        rows.append((name, *(f"{pool[figure]:,}" for figure in ("used", "peak", "total"))))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    for row in rows:
-        cells = "".join(f"  {cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))
-        yield f"{row[0]:<{widths[0]}}{cells}"
+def _pool_lines(pools: dict[str, Any]) -> list[str]:
+    rows = [
+        (name, *(f"{pools[key][figure]:,}" for figure in ("used", "peak", "total")))
+        for name, key in (("KV blocks", "kv"), ("state slots", "state"), ("snapshots", "snapshots"))
+    ]
+    columns = [Column("in use"), *(Column(name, right=True) for name in ("now", "peak", "of"))]
+    return table_text(columns, rows).splitlines()
 
 
 def _hit_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -105,6 +105,6 @@ class _Shown:
         if self.as_json:
             self.document({**document, "recalibration": found.document()})
             return
-        for line in render_document(document, self.options).splitlines():
+        for line in render_document(document, self.options, with_plan=True).splitlines():
             self.run.console.note(line)
         self.results.write_text(found.yaml())

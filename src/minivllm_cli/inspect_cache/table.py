@@ -3,68 +3,76 @@
 from collections.abc import Iterator
 from typing import Any
 
+from minivllm_cli.console.table import Column, table_text
 from minivllm_engine.core.units import count_text, format_size
 
 _NAMES = {"unused": "unused in budget"}
+_SHORT = {
+    "KV": "KV: no room for the KV blocks",
+    "state": "state: no room for the state slots",
+    "both": "both: no room for either",
+}
 _POOLS = {"state": "state slots", "kv": "KV blocks", "snapshots": "snapshots"}
 
 
 def render_table(document: dict[str, Any]) -> str:
-    """The plan, in all its parts, one below the other."""
+    """Render the plan, in all its parts, one below the other."""
     device, limits, pools = document["devices"][0], document["limits"], document["pools"]
-    lines = [*_device_lines(document["model"]["name"], device, limits, pools), ""]
-    lines += _unit_lines(device, limits, pools)
+    parts = [f"{document['model']['name']} on {_title(device)}\n", _shares(device, limits, pools)]
+    lines = ["", *_unit_lines(device, limits, pools)]
     if document["fits"]:
         lines += _fits_lines(limits)
+    parts.append("".join(f"{line}\n" for line in lines))
     if document["what_fits"]:
-        lines += ["", *_matrix(document["what_fits"])]
-    return "".join(line.rstrip() + "\n" for line in lines)
+        parts.append("\n" + _matrix(document["what_fits"]))
+    return "".join(parts)
 
 
-def _device_lines(
-    name: str, device: dict[str, Any], limits: dict[str, Any], pools: dict[str, Any]
-) -> Iterator[str]:
-    yield f"{name} on {_title(device)}"
+def _shares(device: dict[str, Any], limits: dict[str, Any], pools: dict[str, Any]) -> str:
+    """The device's memory, a row a share; beside each what was allocated, or where the figure is from."""
     rows = []
     for row in device["rows"]:
         label = _NAMES.get(row["name"], row["name"])
         if row["name"] == "unused" and row["bytes"] < 0:
             label = "too much"
-        rows.append(
-            (label, _detail(row["name"], device, limits, pools), row["bytes"], _last_column(row))
-        )
-    rows.append(("total", "", device["total"], ""))
-    widths = [max(len(str(row[i])) for row in rows) for i in (0, 1)]
-    if any(row.get("measured") is not None for row in device["rows"]):
-        yield f"  {'':<{widths[0]}}  {'':<{widths[1]}}  {'planned':>11}  {'allocated':>11}"
-    for label, detail, size, basis in rows:
-        shown = f"{format_size(size):>11}"
-        yield f"  {label:<{widths[0]}}  {detail:<{widths[1]}}  {shown}  {basis}"
+        detail = _detail(row["name"], device, limits, pools)
+        rows.append((label, detail, format_size(row["bytes"]), _last_column(row)))
         if label == "other processes":
-            yield from _process_lines(device)
+            rows += [
+                (f"  {_who(process)}", "", format_size(process["bytes"]), "")
+                for process in device["other_processes"]
+            ]
+    rows.append(("total", "", format_size(device["total"]), ""))
+    measured = any(row.get("measured") is not None for row in device["rows"])
+    columns = [
+        Column(),
+        Column(),
+        Column("planned", right=True),
+        Column("allocated", right=measured),
+    ]
+    return table_text(columns, rows, heading=measured, indent=2)
 
 
 def _last_column(row: dict[str, Any]) -> str:
     if "measured" not in row:
         return str(row["basis"])
-    return "" if row["measured"] is None else f"{format_size(row['measured']):>11}"
+    return "" if row["measured"] is None else format_size(row["measured"])
 
 
 def _title(device: dict[str, Any]) -> str:
+    pools = f"pools get {format_size(max(device['pools_budget'], 0))}"
+    if device["pools_why"]:
+        pools += f" ({device['pools_why']})"
     if device["kind"] == "cpu":
-        pools = format_size(max(device["pools_budget"], 0))
-        return f"{device['name']} with {format_size(device['total'])}, pools get {pools}"
+        return f"{device['name']} with {format_size(device['total'])}\n{pools}"
     budget = device["budget"]
     size = format_size(int(budget * device["total"]))
-    return f"{device['name']}, budget {budget:.0%} = {size}"
+    return f"{device['name']}, budget {budget:.0%} = {size}\n{pools}"
 
 
-def _process_lines(device: dict[str, Any]) -> Iterator[str]:
-    for process in device["other_processes"]:
-        who = (
-            process["name"] if process["pid"] is None else f"pid {process['pid']} {process['name']}"
-        )
-        yield f"    {who}: {format_size(process['bytes'])}"
+def _who(process: dict[str, Any]) -> str:
+    name = str(process["name"])
+    return name if process["pid"] is None else f"pid {process['pid']} {name}"
 
 
 def _detail(row: str, device: dict[str, Any], limits: dict[str, Any], pools: dict[str, Any]) -> str:
@@ -84,9 +92,9 @@ def _detail(row: str, device: dict[str, Any], limits: dict[str, Any], pools: dic
 
 
 def _with_sinks(pool: dict[str, Any]) -> str:
-    """How many there are: those that requests can have, and the one that idle lanes write to."""
+    """How many there are: those that requests can have, and the spare one that padding writes to."""
     sinks = pool["sinks"]
-    return f"({pool['total']:,} + {sinks} sink)" if sinks else f"{pool['total']:,}"
+    return f"({pool['total']:,} + {sinks} spare)" if sinks else f"{pool['total']:,}"
 
 
 def _unit_lines(
@@ -106,7 +114,8 @@ def _unit_lines(
     tokens = max(kv["total"], 0) * kv["block_size"]
     yield f"KV holds {tokens:,} tokens, {kv['block_size']} in a block"
     if kv["bytes_per_token"]:
-        yield f"exchange rate: 1 state slot or snapshot = {limits['kv_tokens_per_slot']:,} KV tokens"
+        tokens = limits["kv_tokens_per_slot"]
+        yield f"a slot or snapshot takes as much as {tokens:,} tokens of KV"
     shortest = limits["min_reusable_prefix"]
     yield (
         "shortest prefix that can hit: "
@@ -133,18 +142,19 @@ def _fits_lines(limits: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _matrix(cells: list[dict[str, Any]]) -> Iterator[str]:
+def _matrix(cells: list[dict[str, Any]]) -> str:
     """Rows by sequences, columns by length; [ ] marks the plan in force."""
     lengths = sorted({cell["max_model_len"] for cell in cells})
     counts = sorted({cell["max_num_seqs"] for cell in cells})
     by_place = {(c["max_num_seqs"], c["max_model_len"]): c for c in cells}
-    yield "what fits: max_num_seqs down, max_model_len across; full-length requests at once"
-    table = [["", *(f"{length:,}" for length in lengths)]]
-    for count in counts:
-        table.append([f"{count:,}", *(_cell(by_place[count, length]) for length in lengths)])
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    for row in table:
-        yield "  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    rows = [
+        [f"{count:,}", *(_cell(by_place[count, length]) for length in lengths)] for count in counts
+    ]
+    columns = [Column(right=True), *(Column(f"{length:,} ", right=True) for length in lengths)]
+    what = "what fits: max_num_seqs down, max_model_len across; ok: full-length requests at once\n"
+    missing = sorted({_SHORT[c["verdict"]] for c in cells if c["verdict"] != "ok"})
+    legend = f"{'; '.join(missing)}\n" if missing else ""
+    return what + table_text(columns, rows, indent=2) + legend
 
 
 def _cell(cell: dict[str, Any]) -> str:

@@ -10,10 +10,16 @@ from minivllm_cli.inspect_cache.tree import TreeOptions, select
 from minivllm_engine.protocol.strict_json import dump_line
 
 
-def render_document(document: dict[str, Any], options: TreeOptions) -> str:
-    """The plan, and what was used of it if that is known."""
-    text = render_table(document)
-    return text if document["hit"] is None else f"{text}\n{render_report(document, options)}"
+def render_document(document: dict[str, Any], options: TreeOptions, *, with_plan: bool) -> str:
+    """Render what was used of a cache, or the plan if that is all there is.
+
+    Args:
+        with_plan: the plan stands above what was used of it.
+    """
+    if document["hit"] is None:
+        return render_table(document)
+    report = render_report(document, options)
+    return f"{render_table(document)}\n{report}" if with_plan else report
 
 
 def show_document(
@@ -24,16 +30,18 @@ def show_document(
     *,
     as_json: bool,
 ) -> None:
-    """Write a document with `write`, which is stdout. Under -q that is the hashes of its segments.
+    """Write a document with `write`, which is stdout. Under -q that is the hashes of its segments, under -v
+    the plan comes first.
 
     Raises:
         OutputClosed, OutputFailed: stdout takes no more.
     """
     if as_json:
         write(dump_line(document).decode())
-        for line in render_document(document, options).splitlines():
+        text = render_document(document, options, with_plan=console.verbosity > 0)
+        for line in text.splitlines():
             console.note(line)
     elif console.quiet:
         write("".join(f"{node['hash']}\n" for node in select(document["nodes"], options)))
     else:
-        write(render_document(document, options))
+        write(render_document(document, options, with_plan=console.verbosity > 0))

@@ -180,6 +180,19 @@ class _Fitting:
             return self._room(num_seqs)
         return self.config.engine.cpu_memory or min(self._cpu_default, self._room(num_seqs))
 
+    def _why(self, num_seqs: int) -> str:
+        """Where the figure of `_pools` comes from, for people."""
+        if self.device.kind == "cuda":
+            return "what the budget leaves beside everything else"
+        if self.config.engine.cpu_memory is not None:
+            return "engine.cpu_memory"
+        if self._room(num_seqs) < self._cpu_default:
+            return "what weights and activations leave of the RAM"
+        if self._cpu_default == min(_MOST_CPU_POOLS, self.device.total // 4):
+            return f"a quarter of the RAM, {format_size(_MOST_CPU_POOLS)} at most"
+        count = count_text(num_seqs, "sequence")
+        return f"for {count}, and {_CACHED_TIMES - 1} times as much for prefixes that are kept"
+
     @property
     def _cpu_default(self) -> int:
         """Bytes for the pools of a CPU: what the sequences that were set can use, or a round sum."""
@@ -318,6 +331,7 @@ class _Fitting:
             max_graph_batch=self._graph_batch(num_seqs),
             prefix_cache=self.config.cache.prefix_cache,
             device=self.device,
+            memory_why=self._why(num_seqs),
         )
 
 

@@ -26,7 +26,7 @@ class MemoryPlan:
 
     Attributes:
         dtype, state_dtype: "fp32", "bf16" or "fp16"; of weights, KV and conv states; of recurrent states.
-        memory: bytes that all pools together may take.
+        memory, memory_why: bytes that all pools together may take, and where that figure comes from.
         max_num_batched_tokens: of a step.
         num_snapshots: frozen states that the prefix cache may keep, of `slot_bytes` each.
         slot_bytes: conv and recurrent state of one sequence, all DeltaNet layers.
@@ -55,6 +55,7 @@ class MemoryPlan:
     max_graph_batch: int
     prefix_cache: bool
     device: DeviceMemory
+    memory_why: str = ""
 
     @property
     def state_bytes(self) -> int:
