@@ -13,7 +13,7 @@ from minivllm_engine.core.errors import CheckpointError, EngineError, RequestErr
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.model_config.generation_config import load_generation_config
-from minivllm_engine.models.layers.rotary import inverse_frequencies
+from minivllm_engine.models.layers.step_plan import inverse_frequencies
 from minivllm_engine.text.tokenizer import Tokenizer
 from support.byte_tokenizer import byte_backend
 from support.fuzzing import attempt, examples

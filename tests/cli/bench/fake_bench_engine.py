@@ -258,8 +258,8 @@ class FakeMachine:
         patch.setattr(Tokenizer, "from_dir", _tokenizer)
         real = {name: getattr(engine, name) for name in ("prepare_model", "prepare_shape")}
 
-        def prepare(settings: Settings, command: str) -> PreparedModel:
-            return self._placed(real["prepare_model"](self._on_cpu(settings), command), settings)
+        def prepare(settings: Settings) -> PreparedModel:
+            return self._placed(real["prepare_model"](self._on_cpu(settings)), settings)
 
         def prepare_shape(shape: str, settings: Settings) -> PreparedModel:
             return self._placed(real["prepare_shape"](shape, self._on_cpu(settings)), settings)
