@@ -169,10 +169,15 @@ def _prepared_for(
     """
     try:
         return _prepare(sized(settings, workloads, None), flags)
-    except (CapacityError, ConfigError):
+    except (CapacityError, ConfigError) as refused:
         error = None if is_suite else _too_large(settings, flags, workloads).error()
-        if error is None or error.problems[0].hint is None:
-            raise  # it is not the rows that are too large
+        # Sizes that were chosen for the rows are not to be told as if somebody had set them.
+        chosen = [
+            k for k in ("max_num_seqs", "max_model_len") if f"engine.{k}" not in settings.entries
+        ]
+        of_rows = any(key in refused.what for key in chosen)
+        if error is None or (error.problems[0].hint is None and not of_rows):
+            raise
         raise error from None
 
 

@@ -2,13 +2,11 @@
 written."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cli.bench.conftest import Bench
 from cli.bench.fake_bench_engine import Behaviour, FakeMachine
-from minivllm_engine.memory import plan as memory_plan
 
 
 def without(args: list[object], keys: set[str]) -> list[object]:
@@ -168,22 +166,6 @@ def test_a_length_beyond_the_positions_comes_with_advice_that_works_as_it_is_wri
         kept = without(list(args), keys)
         again = bench(*row, *kept, *told, "--reps", 1, "--warmup", 0, "-q")
         assert again.code == 0, (words, again.err)
-
-
-def test_a_length_beyond_the_positions_is_looked_into_once_and_not_for_every_row(
-    machine: FakeMachine, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = []
-    find = memory_plan.suggest_changes
-
-    def counted(*args: Any) -> Any:
-        looks.append(args)
-        return find(*args)
-
-    monkeypatch.setattr(memory_plan, "suggest_changes", counted)
-    sets = ("--set", "engine.max_model_len=100000", "--set", "cache.num_blocks=20")
-    assert bench("--workload", "mixed", "--batch", "1,2,3", "--prompt-len", "1,2", *sets).code == 2
-    assert len(looks) == 1
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,10 @@ def test_rows_that_are_far_too_large_come_with_advice_that_works_as_it_is_writte
     assert done.code in (2, 4) and done.out == ""
     assert not machine.engines
     lines = done.err.splitlines()
-    assert lines[-1].startswith("try: --") and len(lines) == 3, done.err
     assert "max_model_len" not in lines[0], "nobody set that"
+    if not lines[-1].startswith("try: "):  # no single option is enough
+        assert sum(word == HUGE or word == int(HUGE) for word in args) > 1, done.err
+        return
     words = lines[-1].removeprefix("try: ").split()
     if "--set" in words:  # which takes the place of the one that was typed
         args = args[:2]
@@ -174,8 +176,8 @@ def test_rows_that_are_far_too_large_come_with_advice_that_works_as_it_is_writte
     ("keys", "common"),
     [
         (["batch"], ("--depth", 100, "--gen-len", 4)),
-        (["gen-len", "depth"], ("--batch", 2)),
-        (["batch", "gen-len", "depth"], ()),
+        (["gen-len"], ("--batch", 2, "--depth", 100)),
+        (["depth"], ("--batch", 2, "--gen-len", 4)),
     ],
 )
 def test_no_value_that_is_proposed_could_be_larger(
