@@ -1,6 +1,7 @@
 """The laws of the house: imports go down by package, no command imports another, torch stays below."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -119,3 +120,17 @@ def test_public_names_are_there_and_the_hub_is_off() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
     with pytest.raises(AttributeError):
         _ = minivllm_engine.nothing
+
+
+def test_the_rooms_of_the_documentation_are_those_of_the_tree() -> None:
+    text = (SRC.parent / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|$", text, re.MULTILINE)
+    told = {room: set(re.findall(r"`([\w/]+)`", files)) for room, files in rows}
+    found = {}
+    for root in ORDER:
+        for folder in (path.parent for path in (SRC / root).glob("*/__init__.py")):
+            inside = [path for path in folder.iterdir() if not path.name.startswith("__")]
+            found[folder.name] = {
+                f"{path.name}/" if path.is_dir() else path.stem for path in inside
+            }
+    assert told == found
