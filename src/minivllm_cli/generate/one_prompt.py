@@ -38,6 +38,8 @@ def stream_prompt(
     run.interrupts.activity = "looking at the model"
     check_side_file("--summary", flags.summary, "summary.json", {})
     check_side_file("--cache-dump", flags.cache_dump, "cache.json", {"--summary": flags.summary})
+    if settings.get("engine.max_num_seqs") is None:  # pools for what there is to do
+        settings = settings.with_value("engine.max_num_seqs", 1)
     prepared = engine.prepare_model(settings)
     check_thinking(overrides.think, prepared.tokenizer, settings.model)
     settings = settings.with_model_sampling(prepared.generation_config.sampling)
