@@ -151,7 +151,7 @@ def _matrix(cells: list[dict[str, Any]]) -> str:
         [f"{count:,}", *(_cell(by_place[count, length]) for length in lengths)] for count in counts
     ]
     columns = [Column(right=True), *(Column(f"{length:,} ", right=True) for length in lengths)]
-    what = "what fits: max_num_seqs down, max_model_len across; ok: full-length requests at once\n"
+    what = "what fits: max_num_seqs down, max_model_len across; full-length requests at once\n"
     missing = sorted({_SHORT[c["verdict"]] for c in cells if c["verdict"] != "ok"})
     legend = f"{'; '.join(missing)}\n" if missing else ""
     return what + table_text(columns, rows, indent=2) + legend

@@ -422,7 +422,7 @@ class TestTorchFiles:
         (["src", "dst", "--max-shard-size", "big"], "--max-shard-size big is no size"),
         (["src", "dst", "--max-shard-size", "0"], "--max-shard-size 0: "),
         (["src", "dst", "--mapping", "none.yaml"], "cannot read mapping none.yaml"),
-        (["src", "dst", "--dtype", "fp8"], "invalid value for '--dtype'"),
+        (["src", "dst", "--dtype", "fp8"], "--dtype: 'fp8' is not one of"),
         (["none", "dst"], "none"),
         (["src", "dst", "--model-config", "none.json"], "none.json"),
     ],

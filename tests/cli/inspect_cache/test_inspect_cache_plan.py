@@ -102,9 +102,9 @@ def test_f7_every_pool_is_printed_as_it_was_asked_for(real: Program) -> None:
     sets = ["engine.max_num_seqs=7", "cache.num_blocks=100", "cache.snapshot_memory=200MiB"]
     args = [word for text in sets for word in ("--set", text)]
     done = inspect(real, "m", "--memory", "80GiB", *args)
-    assert "(7 + 1 sink) × 18.63 MiB" in done.out
+    assert "(7 + 1 spare) × 18.63 MiB" in done.out
     assert "10 × 18.63 MiB" in done.out
-    assert "(100 + 1 sink) × 768.00 KiB" in done.out
+    assert "(100 + 1 spare) × 768.00 KiB" in done.out
     assert "KV holds 6,400 tokens, 64 in a block" in done.out
 
 
@@ -126,7 +126,7 @@ def test_k14_k22_what_does_not_fit_is_printed_and_ends_with_exit_4(real: Program
     args = ["m", "plan", "--memory", "8GiB"]
     done = inspect(real, *args, "--max-num-seqs", "500")
     assert done.code == 4
-    assert "too much" in done.out and "(500 + 1 sink) × 18.63 MiB" in done.out
+    assert "too much" in done.out and "(500 + 1 spare) × 18.63 MiB" in done.out
     assert done.err_lines[-3].startswith("error: max_num_seqs 500 needs 500 state slots")
     fitting = done.err.partition("try: --max-num-seqs ")[2].partition(",")[0].strip()
     assert done.err_lines[-3].endswith(f"; {fitting} fit")
@@ -314,13 +314,14 @@ def test_the_27b_shape_has_the_exchange_rate_of_its_config(real: Program) -> Non
         (["nowhere.json"], "cannot read nowhere.json: no such file", "minivllm generate --input"),
         (["nowhere"], "nowhere does not exist", "Nothing is downloaded"),
         (["m", "--memory", "lots"], "--memory: 'lots' is not a size", "--memory 80GiB"),
-        (["m", "--memory", "0"], "--memory: a device without memory", "--memory 80GiB"),
+        (["m", "--memory", "0GiB"], "--memory: a device without memory", "--memory 80GiB"),
+        (["m", "--memory", "80"], "--memory 80: a size needs its unit", "--memory 80GiB"),
         (
             ["m", "--max-model-len", "300K"],
             "engine.max_model_len 307200 is beyond",
             "--max-model-len ",
         ),
-        (["m", "--solve", "seeds"], "invalid value for '--solve'", "minivllm inspect-cache --help"),
+        (["m", "--solve", "seeds"], "--solve: 'seeds' is not one of", "minivllm inspect-cache --help"),
     ],
 )
 def test_usage_errors_say_what_works(real: Program, args: list[str], error: str, hint: str) -> None:
