@@ -44,8 +44,7 @@ def _open_engine(prepared: Any, progress: Any = None) -> Any:
     return WithGraphs(replace(prepared, plan=small), progress=progress)
 
 
-engine.prepare_model = _prepare_model
-engine.open_engine = _open_engine
-
 if __name__ == "__main__":
+    engine.prepare_model = _prepare_model
+    engine.open_engine = _open_engine
     main()
