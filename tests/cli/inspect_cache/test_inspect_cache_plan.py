@@ -321,7 +321,11 @@ def test_the_27b_shape_has_the_exchange_rate_of_its_config(real: Program) -> Non
             "engine.max_model_len 307200 is beyond",
             "--max-model-len ",
         ),
-        (["m", "--solve", "seeds"], "--solve: 'seeds' is not one of", "minivllm inspect-cache --help"),
+        (
+            ["m", "--solve", "seeds"],
+            "--solve: 'seeds' is not one of",
+            "minivllm inspect-cache --help",
+        ),
     ],
 )
 def test_usage_errors_say_what_works(real: Program, args: list[str], error: str, hint: str) -> None:
