@@ -46,7 +46,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def num_holders(self, block: int) -> int:
-        """Requests that hold the block."""
+        """Count the requests that hold the block."""
         return self._ref_counts[block]
 
     def is_idle(self, block: int) -> bool:
@@ -94,7 +94,7 @@ class BlockManager:
         self._cached.add(block)
 
     def drop_cached(self, block: int) -> None:
-        """The prefix cache has forgotten the block's content: free if nobody holds it."""
+        """Forget that the prefix cache knows the block's content; free the block if no request holds it."""
         self._cached.remove(block)
         if block in self._idle:
             del self._idle[block]

@@ -52,5 +52,5 @@ class Node:
     children: dict[bytes, "Node"] = field(default_factory=dict)
 
     def latest_children(self) -> Iterator["Node"]:
-        """From the one made last."""
+        """Iterate over the children, from the one made last."""
         return reversed(self.children.values())

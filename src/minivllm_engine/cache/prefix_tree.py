@@ -59,7 +59,7 @@ class PrefixTree:
         self.evicted.pop(node.hash, None)
 
     def attach_snapshot(self, node: Node, snapshot: int, tokens_saved: float) -> None:
-        """A snapshot that was reserved has been written: the state after `node`."""
+        """Enter a reserved snapshot that has been written: the state after `node`."""
         self._states.store_snapshot(snapshot, self.tag(node), tokens_saved)
         node.snapshot, node.superseded = snapshot, False
         self._by_snapshot[snapshot] = node
@@ -68,7 +68,7 @@ class PrefixTree:
     # -- giving up -------------------------------------------------------------------------------
 
     def evict_oldest(self) -> None:
-        """Give up the block that has been idle longest. There is one."""
+        """Evict the block that has been idle longest. There is one."""
         node = self._by_block[self._blocks.oldest_idle()]
         self._remember(node)
         self.remove(node)

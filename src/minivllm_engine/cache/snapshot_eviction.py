@@ -55,7 +55,7 @@ class GreedyDual:
         self._put(key, _Entry(weight, self._clock, self._uses))
 
     def use(self, key: int) -> None:
-        """Somebody has used an entry."""
+        """Note that an entry was used now."""
         self._uses += 1
         self._put(key, _Entry(self._entries[key].weight, self._clock, self._uses))
 
@@ -65,7 +65,7 @@ class GreedyDual:
         self._put(key, _Entry(weight, entry.used_at, entry.last_use))
 
     def cheapest(self) -> int | None:
-        """Return the entry to give up next: of equal ones that used longest ago. None where there is none."""
+        """Return the entry to evict next, of equal ones that used longest ago, or None."""
         while self._order:
             priority, use, key = self._order[0]
             entry = self._entries.get(key)
@@ -115,7 +115,7 @@ class SnapshotWorth:
         return node.saves
 
     def of_answer(self, node: Node, *, goes_on: bool) -> float:
-        """As `of_prompt`, where an answer was computed up to there.
+        """Weigh a snapshot as `of_prompt` does, where an answer was computed up to there.
 
         Args:
             goes_on: did the conversation go on from its last answer as that was computed?

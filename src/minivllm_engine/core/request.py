@@ -84,7 +84,7 @@ class Request:
         )
 
     def token_ids(self, start: int, end: int) -> list[int]:
-        """Ids of the positions `start` to `end` of prompt and output together."""
+        """Return the ids of positions `start` to `end` of prompt and output together."""
         prompt_len = len(self.prompt_ids)
         ids = list(self.prompt_ids[start:end])
         if end > prompt_len:

@@ -87,7 +87,7 @@ class RequestState:
         return not self._num_open
 
     def forbidden_ids(self, num_outputs: int) -> tuple[int, ...]:
-        """Ids that would end an output of so many tokens before its `min_tokens`."""
+        """Return the ids that would end an output of so many tokens before its `min_tokens`."""
         if num_outputs >= self.params.min_tokens:
             return ()
         return tuple(self._end_ids.union(self.params.stop_token_ids))

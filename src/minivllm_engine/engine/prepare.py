@@ -179,7 +179,7 @@ class NoTokenizer(Tokenizer):
 
 
 def prepare_random(shape: str, config: EngineConfig, *, seed: int = 0) -> PreparedModel:
-    """As `prepare`, for random weights of a shape that `shape_config` knows.
+    """Prepare a model with random weights, of a shape that `shape_config` knows.
 
     Raises:
         BackendUnavailable, CapacityError, ConfigError: as `prepare`.

@@ -29,7 +29,7 @@ class SharedPrefixes:
         return False
 
     def find_leader(self, request: Request, match: Match, running: Iterable[Request]) -> bool:
-        """Will one of `running` soon get to a later boundary than `match` has? Then wait for it."""
+        """Say whether one of `running` will soon reach a later boundary than `match` has: worth waiting for."""
         if match.use.miss_reason in ("disabled", "below_granularity", None):
             return False
         best, leader = match.start, None

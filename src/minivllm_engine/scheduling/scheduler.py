@@ -153,7 +153,7 @@ class Scheduler:
         )
 
     def commit(self, batch: ScheduledBatch, token_ids: Sequence[int | None]) -> None:
-        """The oldest step in flight is done: lengths advance, and what sampled gets its token.
+        """Commit the oldest step in flight: lengths advance, and what sampled gets its token.
 
         Args:
             token_ids: one entry a sequence; None where the sequence does not sample or got no token.
@@ -175,8 +175,8 @@ class Scheduler:
         self._land(batch)
 
     def roll_back(self, batch: ScheduledBatch, *, suspect: bool = True) -> list[Request]:
-        """The oldest step in flight failed, and what it wrote is unknown. Tokens stay; state and KV are
-        dropped, those of a step that was launched after it too.
+        """Undo the oldest step in flight, which failed: what it wrote is unknown. Tokens stay; state and KV
+        are dropped, those of a step that was launched after it too.
 
         The requests of the steps start again. If one of them is suspected of having caused the failure,
         they run one at a time until each has got a token alone. Returns those that have failed
