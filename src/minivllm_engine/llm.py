@@ -12,11 +12,10 @@ from minivllm_engine.cache.prefix_cache import PrefixCache
 from minivllm_engine.cache.report import CacheReport, cache_report
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import ConfigError, RequestError
-from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import CacheUse, RequestOutput
 from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import SamplingParams
-from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.core.stats import EngineStats, LoadReport
 from minivllm_engine.engine.input_processor import InputProcessor, is_batch, refused
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named

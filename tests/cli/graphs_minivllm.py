@@ -10,7 +10,7 @@ from typing import Any
 from minivllm_cli import engine
 from minivllm_cli.config.settings import Settings
 from minivllm_cli.main import main
-from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.memory.devices import DeviceMemory, host_memory
 from minivllm_engine.memory.plan import plan_memory
 from minivllm_engine.memory.sizes import graph_sizes

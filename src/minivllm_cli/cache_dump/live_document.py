@@ -10,8 +10,7 @@ from minivllm_cli.engine import ModelShape
 from minivllm_cli.files.fingerprint import model_hash
 from minivllm_engine.cache.report import CacheReport, CacheSegment
 from minivllm_engine.core.config import EngineConfig
-from minivllm_engine.core.load_report import LoadReport
-from minivllm_engine.core.stats import EngineStats
+from minivllm_engine.core.stats import EngineStats, LoadReport
 from minivllm_engine.core.units import count_text
 from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan

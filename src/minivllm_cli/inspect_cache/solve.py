@@ -8,7 +8,7 @@ from minivllm_cli.engine import ModelShape
 from minivllm_cli.errors import CliError
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError
-from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.core.units import count_text, format_size
 from minivllm_engine.memory.fit import Fit, Planner
 from minivllm_engine.memory.layout import MemoryPlan

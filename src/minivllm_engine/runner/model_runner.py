@@ -9,8 +9,8 @@ import torch
 from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.checkpoint.random_weights import RandomWeights
 from minivllm_engine.core.config import EngineOptions
-from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import PositionLogprobs
+from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.sizes import graph_sizes
 from minivllm_engine.model_config.config import ModelConfig

@@ -29,7 +29,7 @@ class SharedPrefixes:
         return False
 
     def find_leader(self, request: Request, match: Match, running: Iterable[Request]) -> bool:
-        """Say whether one of `running` will soon reach a later boundary than `match` has: worth waiting for."""
+        """Say whether one of `running` soon reaches a later boundary than `match` has."""
         if match.use.miss_reason in ("disabled", "below_granularity", None):
             return False
         best, leader = match.start, None

@@ -15,7 +15,6 @@ import pytest
 from minivllm_cli import engine
 from minivllm_cli.bench import document, sampling
 from minivllm_cli.config.settings import Settings
-from minivllm_engine.core.load_report import LoadReport
 from minivllm_engine.core.outputs import (
     CacheUse,
     CompletionOutput,
@@ -27,6 +26,7 @@ from minivllm_engine.core.outputs import (
 )
 from minivllm_engine.core.request import ReadyRequest
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.text.tokenizer import Tokenizer
 from support.fake_llm import PrefixMemory

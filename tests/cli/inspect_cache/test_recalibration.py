@@ -16,7 +16,7 @@ from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache.solve import check_has_graphs, recalibrate
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import CapacityError
-from minivllm_engine.core.load_report import LoadReport
+from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.memory.devices import host_memory
 from minivllm_engine.memory.fit import Fit
 from minivllm_engine.memory.layout import MemoryPlan
