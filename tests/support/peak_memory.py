@@ -23,7 +23,7 @@ class PeakMemory(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(item, torch.Tensor) and not _is_old(item, args, kwargs):
+            if _has_storage(item) and not _is_old(item, args, kwargs):
                 self._count(item.untyped_storage())
         return result
 
@@ -41,9 +41,14 @@ class PeakMemory(TorchDispatchMode):
         self.peak = max(self.peak, self._held)
 
 
+def _has_storage(value: object) -> bool:
+    # Weights that oneDNN has laid out have none that can be seen.
+    return isinstance(value, torch.Tensor) and not value.is_mkldnn
+
+
 def _is_old(item: torch.Tensor, args: tuple, kwargs: dict | None) -> bool:
     """Is it a view of an argument, or an argument that was written to?"""
     given = [*args, *(kwargs or {}).values()]
     flat = [y for x in given for y in (x if isinstance(x, tuple | list) else (x,))]
-    pointers = {x.untyped_storage()._cdata for x in flat if isinstance(x, torch.Tensor)}
+    pointers = {x.untyped_storage()._cdata for x in flat if _has_storage(x)}
     return item.untyped_storage()._cdata in pointers

@@ -36,6 +36,7 @@ class MemoryPlan:
         graph_bytes: an estimate of what CUDA graphs keep, or the reserve that was set; 0 on a CPU.
         max_graph_batch: the largest batch with a graph; 0 where there are none.
         prefix_cache: prefixes are kept and used.
+        packs_head: a tied head is laid out apart from the embedding, for a CPU's products.
     """
 
     dtype: str
@@ -56,6 +57,7 @@ class MemoryPlan:
     prefix_cache: bool
     device: DeviceMemory
     memory_why: str = ""
+    packs_head: bool = False
 
     @property
     def state_bytes(self) -> int:

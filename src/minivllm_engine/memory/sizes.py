@@ -1,16 +1,20 @@
 """Bytes of everything a model and its engine hold, by arithmetic from the model's config."""
 
 import math
+import platform
 from functools import lru_cache
 
 from minivllm_engine.checkpoint.names import expected_tensors
 from minivllm_engine.core.snapshot_interval import DELTA_RULE_CHUNK
 from minivllm_engine.model_config.config import ModelConfig
 
+X86 = ("x86_64", "AMD64")
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Whatever the model's dtype, these decide the decay or follow the delta rule, and stay fp32.
 _ALWAYS_FP32 = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
 _HEAD = "lm_head.weight"
+# On a CPU weights of so many numbers are laid out anew for its vector units; see ops/packed.py.
+LEAST_PACKED = 1 << 19
 
 # Bounds that the operations put on their scratch memory; see ops/ and sampler.py.
 _DELTA_RULE_STEPS, _DELTA_RULE_GRAIN = 1024, 8
@@ -38,6 +42,13 @@ def weight_bytes(model: ModelConfig, dtype: str, *, tied: bool) -> int:
     return parameter_bytes(model, dtype, without=_HEAD if tied else None) + _derived_bytes(
         model, dtype
     )
+
+
+def packed_head_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of a tied head on a CPU, which is laid out apart from the embedding that is looked up."""
+    numbers = model.vocab_size * model.hidden_size
+    packs = numbers >= LEAST_PACKED and dtype != "fp16" and platform.machine() in X86
+    return numbers * ITEM_BYTES[dtype] if packs else 0
 
 
 @lru_cache(maxsize=64)

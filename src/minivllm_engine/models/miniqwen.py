@@ -9,7 +9,7 @@ from minivllm_engine.models.layers.attention import GatedAttention
 from minivllm_engine.models.layers.gated_deltanet import GatedDeltaNet
 from minivllm_engine.models.layers.mlp import MLP
 from minivllm_engine.models.layers.step_plan import StepPlan, inverse_frequencies
-from minivllm_engine.models.layers.weight import RMSNorm
+from minivllm_engine.models.layers.weight import RMSNorm, pack_weights
 from minivllm_engine.ops.operations import Operations
 from minivllm_engine.ops.products import Residual
 from minivllm_engine.ops.reference_backend import REFERENCE
@@ -122,6 +122,26 @@ class MiniQwenForCausalLM(nn.Module):
                 f"model.layers.{i}.{name}": view for name, view in layer.checkpoint_views().items()
             }
         return views
+
+    def pack(self, *, tied_head: bool) -> None:
+        """Let the operations lay out the weights, which are filled; then `checkpoint_views` is no more.
+
+        Args:
+            tied_head: lay out a head that is the embedding too, which stays beside it for lookups.
+        """
+        operations = self.operations
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            for part in (layer.mixer, layer.mlp):
+                pack_weights(part, part.MATRICES, operations)
+        packing, (num_out, num_in) = operations.packing, self.head.shape
+        if self.head is self.embedding and not tied_head:
+            return
+        if packing is not None and packing.suits(num_in, num_out, self.dtype):
+            packed = packing.pack(self.head.t())
+            if packed is not None:
+                delattr(self, "head")
+                setattr(self, "head", packed)  # noqa: B010 (not the type that it had)
 
     def forward(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
         """Run one step: advance the caches of its sequences in `pool`, and return logits.

@@ -1,5 +1,7 @@
 """Which operations a device and a config ask for."""
 
+from dataclasses import replace
+
 import torch
 
 from minivllm_engine.core.config import USE_CPU, EngineOptions
@@ -7,6 +9,7 @@ from minivllm_engine.core.errors import BackendUnavailable
 from minivllm_engine.ops.attention.flash import check_flash
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.packed import Packing
 from minivllm_engine.ops.reference_backend import REFERENCE
 
 _LEAST_CAPABILITY = (8, 0)
@@ -26,7 +29,9 @@ def choose_operations(
         options.gated_delta_prefill,
         options.gated_delta_decode,
     )
-    if device.type == "cpu" or attend == chunks == step == "reference":
+    if device.type == "cpu":
+        return replace(REFERENCE, packing=Packing())
+    if attend == chunks == step == "reference":
         return REFERENCE
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from minivllm_engine.ops.attention.reference import KVShape
+from minivllm_engine.ops.packed import Packing
 from minivllm_engine.ops.products import Products, SeparateProducts
 from minivllm_engine.ops.varlen import PackedSequences
 from minivllm_engine.tensors.model_input import ModelInput
@@ -192,6 +193,7 @@ class Operations:
             checkpoints; else the outputs of one input do.
         graph_chunk: plans of attention, convolution and delta rule for a short chunk that is read from
             buffers, so that it too can be captured; None where there is no such thing.
+        packing: lays out weights for the products, once they are filled; None: they stay as they are.
         few_rows: products for steps of at most `max_few_rows` tokens; they need `inputs_adjacent`.
     """
 
@@ -206,9 +208,17 @@ class Operations:
     delta_net: DeltaNetOperations
     attention: AttentionOperations
     inputs_adjacent: bool = False
+    packing: Packing | None = None
     few_rows: Products | None = None
     max_few_rows: int = 0
     graph_chunk: Callable[[ChunkBuffers, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
+
+    def are_inputs_adjacent(self, num_in: int, num_out: int, dtype: torch.dtype) -> bool:
+        """Say how a weight of this size is to lie in memory while it is filled."""
+        packing = self.packing
+        return self.inputs_adjacent or (
+            packing is not None and packing.suits(num_in, num_out, dtype)
+        )
 
     def products_for(self, num_rows: int) -> Products:
         """Choose those for steps of few tokens, or for more."""

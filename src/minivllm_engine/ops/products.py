@@ -15,22 +15,30 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from minivllm_engine.ops.packed import PackedWeight
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight + bias.
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x @ weight + bias.
 
     Args:
         x: [num_rows, in].
         weight: [in, out]: for few rows up to a third faster than the [out, in] of checkpoints.
         bias: [out].
     """
+    if isinstance(weight, PackedWeight):
+        return weight.multiply(x, bias)
     if x.shape[0] == 1:
         return linear(x.expand(2, -1), weight, bias)[:1]
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
-def output_head(x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """Logits: x [num_rows, hidden] times an embedding [vocab, hidden], whose lookup wants it so."""
+def output_head(x: torch.Tensor, embedding: torch.Tensor | PackedWeight) -> torch.Tensor:
+    """Return logits: x [num_rows, hidden] times an embedding [vocab, hidden], whose lookup wants it so."""
+    if isinstance(embedding, PackedWeight):
+        return embedding.multiply(x)
     num_rows = x.shape[0]
     if num_rows < 16:
         x = F.pad(x, (0, 0, 0, 16 - num_rows))

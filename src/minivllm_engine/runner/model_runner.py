@@ -18,6 +18,7 @@ from minivllm_engine.models.layers.step_plan import kv_shape
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
+from minivllm_engine.ops.packed import PackedWeight
 from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
 from minivllm_engine.runner.sampler import SampleHandle, SamplingRow, draw, score
 from minivllm_engine.runner.weights import fill_weights
@@ -75,6 +76,7 @@ class ModelRunner:
         started = time.perf_counter()
         self.model = MiniQwenForCausalLM(model_config, self.operations, dtype=dtype, device=device)
         fill_weights(self.model, weights, progress=progress)
+        self.model.pack(tied_head=plan.packs_head)
         self.pool = CachePool(
             model_config,
             num_slots=plan.max_num_seqs,
@@ -178,15 +180,18 @@ def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
 def held_bytes(model: torch.nn.Module) -> int:
     """Return bytes of all tensors that a model's modules hold, each storage counted once."""
     storages: dict[int, int] = {}
+    packed = 0
     for module in model.modules():
         for value in (*module._parameters.values(), *vars(module).values()):
+            if isinstance(value, PackedWeight):
+                packed += value.nbytes
             parts = vars(value).values() if isinstance(value, DeltaNetWeights) else (value,)
             for part in parts:
                 for one in part if isinstance(part, tuple) else (part,):
                     if isinstance(one, torch.Tensor):
                         storage = one.untyped_storage()
                         storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    return packed + sum(storages.values())
 
 
 # Kernels are compiled anew for one sequence and for several, and tuned anew by classes of length.

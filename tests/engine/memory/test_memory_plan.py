@@ -1,6 +1,8 @@
 """What fits: arithmetic, defaults that are lowered, rows that add up."""
 
 import logging
+import platform
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +14,7 @@ from minivllm_engine.core.units import format_size
 from minivllm_engine.memory.devices import CUDA_CONTEXT_BYTES, DeviceMemory, DeviceProcess
 from minivllm_engine.memory.plan import plan_memory, try_plan
 from minivllm_engine.memory.sizes import (
+    X86,
     graph_sizes,
     kv_bytes_per_token,
     kv_saved,
@@ -144,6 +147,16 @@ def plan_text(caplog, ram: int) -> str:
         before = len(caplog.records)
         plan(LARGE, ram, engine={"max_num_seqs": 2})
     return " ".join(record.getMessage() for record in caplog.records[before:])
+
+
+@pytest.mark.skipif(platform.machine() not in X86, reason="heads are laid out anew on x86 alone")
+def test_a_tied_head_is_laid_out_apart_where_there_is_room() -> None:
+    roomy, tight = plan(LARGE, 64 * GIB), plan(LARGE, 8 * GIB)
+    assert roomy.packs_head and not tight.packs_head
+    head = LARGE.vocab_size * LARGE.hidden_size * 4
+    assert roomy.weight_bytes - tight.weight_bytes == head
+    assert not plan(LARGE, 64 * GIB, engine={"dtype": "fp16"}).packs_head
+    assert not plan(replace(LARGE, tie_word_embeddings=False), 64 * GIB).packs_head
 
 
 def test_nothing_is_said_when_everything_fits(caplog) -> None:

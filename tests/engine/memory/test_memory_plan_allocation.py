@@ -10,6 +10,7 @@ import torch
 from minivllm_engine import LLM, SamplingParams
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.ops.operations import DeltaNetWeights
+from minivllm_engine.ops.packed import PackedWeight
 from support.byte_tokenizer import write_byte_tokenizer
 from support.peak_memory import PeakMemory
 from support.tiny_checkpoint import write_tiny_checkpoint
@@ -27,6 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "wide": {"intermediate_size": 768},
     "vocabulary": {"vocab_size": 12_000},
+    "head of its own": {"vocab_size": 12_000, "tie_word_embeddings": False},
     "attention": {"full_attention_interval": 1, "num_hidden_layers": 2},
     "deltanet": {"full_attention_interval": 9, "num_hidden_layers": 2},
 }
@@ -42,7 +44,8 @@ def open_llm(path: Path, changes: dict[str, Any], **sections: dict[str, Any]) ->
 def held(objects: Iterable[object]) -> int:
     """Bytes of all different storages among tensors, and tuples of them."""
     storages: dict[int, int] = {}
-    for item in objects:
+    kept = list(objects)
+    for item in kept:
         for one in item if isinstance(item, tuple) else (item,):
             if isinstance(one, torch.Tensor):
                 storage = one.untyped_storage()
@@ -55,6 +58,8 @@ def model_tensors(model: torch.nn.Module) -> Iterable[object]:
         yield from module._parameters.values()
         for value in vars(module).values():
             yield value
+            if isinstance(value, PackedWeight):
+                yield torch.empty(value.nbytes, dtype=torch.uint8)
             if isinstance(value, DeltaNetWeights):
                 yield from vars(value).values()
 

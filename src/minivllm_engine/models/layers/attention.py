@@ -19,6 +19,8 @@ class GatedAttention(nn.Module):
     queries and keys, which are normed and rotated alike, lie side by side.
     """
 
+    MATRICES = ("in_proj", "o_proj")
+
     def __init__(
         self,
         config: ModelConfig,
@@ -35,9 +37,7 @@ class GatedAttention(nn.Module):
         hidden = config.hidden_size
         width = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
 
-        weight = partial(
-            weight_matrix, inputs_adjacent=operations.inputs_adjacent, dtype=dtype, device=device
-        )
+        weight = partial(weight_matrix, operations=operations, dtype=dtype, device=device)
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

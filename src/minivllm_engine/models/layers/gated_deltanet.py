@@ -19,6 +19,8 @@ class GatedDeltaNet(nn.Module):
     decay (A_log, dt_bias) and the norm's weight are fp32 whatever the model's dtype.
     """
 
+    MATRICES = ("in_proj", "out_proj")
+
     def __init__(
         self,
         config: ModelConfig,
@@ -37,9 +39,7 @@ class GatedDeltaNet(nn.Module):
         self.conv_dim = config.conv_dim
         hidden, heads = config.hidden_size, self.num_value_heads
 
-        weight = partial(
-            weight_matrix, inputs_adjacent=operations.inputs_adjacent, dtype=dtype, device=device
-        )
+        weight = partial(weight_matrix, operations=operations, dtype=dtype, device=device)
 
         def parameter(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

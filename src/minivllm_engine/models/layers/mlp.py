@@ -14,6 +14,8 @@ from minivllm_engine.ops.products import Norm, Products, Residual
 class MLP(nn.Module):
     """down(silu(gate x) * up x). Weights are [in, out], gate and up in one matrix."""
 
+    MATRICES = ("gate_up", "down")
+
     def __init__(
         self,
         config: ModelConfig,
@@ -24,9 +26,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         hidden, wide = config.hidden_size, config.intermediate_size
-        weight = partial(
-            weight_matrix, inputs_adjacent=operations.inputs_adjacent, dtype=dtype, device=device
-        )
+        weight = partial(weight_matrix, operations=operations, dtype=dtype, device=device)
 
         self.gate_up = weight(hidden, 2 * wide)
         self.down = weight(wide, hidden)

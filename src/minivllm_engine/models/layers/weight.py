@@ -1,23 +1,38 @@
 """The weights of projections and of root-mean-square norms. The operations that use them are in ops."""
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import torch
 from torch import nn
 
+from minivllm_engine.ops.operations import Operations
+
 
 def weight_matrix(
-    num_in: int, num_out: int, *, inputs_adjacent: bool, dtype: torch.dtype, device: torch.device
+    num_in: int, num_out: int, *, operations: Operations, dtype: torch.dtype, device: torch.device
 ) -> nn.Parameter:
-    """[num_in, num_out], not initialised, to be multiplied from the left.
-
-    inputs_adjacent: how it lies in memory, see ops/operations.py.
-    """
-    if inputs_adjacent:
+    """Make a weight [num_in, num_out], not initialised, that lies in memory as `operations` want it."""
+    if operations.are_inputs_adjacent(num_in, num_out, dtype):
         values = torch.empty(num_out, num_in, dtype=dtype, device=device).t()
     else:
         values = torch.empty(num_in, num_out, dtype=dtype, device=device)
     return nn.Parameter(values, requires_grad=False)
+
+
+def pack_weights(module: nn.Module, names: Iterable[str], operations: Operations) -> None:
+    """Replace weights [num_in, num_out] of a module by packed ones, where the operations pack them."""
+    for name in names:
+        weight = getattr(module, name)
+        num_in, num_out = weight.shape
+        packing = operations.packing
+        if packing is None or not packing.suits(num_in, num_out, weight.dtype):
+            continue
+        packed = packing.pack(weight)
+        delattr(module, name)
+        # The products for weights that are not packed want the outputs of one input side by side.
+        plain = nn.Parameter(weight.contiguous(), requires_grad=False) if packed is None else None
+        setattr(module, name, packed or plain)
 
 
 class RMSNorm(nn.Module):
