@@ -29,7 +29,7 @@ _LIBRARIES = (
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices. What is missing is None or []. Imports no library for it."""
+    """List versions and devices. What is missing is None or []. Imports no library for it."""
     facts: dict[str, Any] = {"schema_version": 1, "minivllm": __version__, "commit": _commit()}
     facts["python"] = platform.python_version()
     for name in _LIBRARIES:
@@ -58,7 +58,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def state_dir() -> Path:
-    """Where this program keeps what it remembers: $XDG_STATE_HOME/minivllm."""
+    """Say where this program keeps what it remembers: $XDG_STATE_HOME/minivllm."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "minivllm"
 

@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def find_model(model: str) -> Path:
-    """The directory of MODEL, which holds a checkpoint that can be loaded as far as its headers tell.
+    """Find the directory of MODEL, a checkpoint that can be loaded as far as its headers tell.
 
     Raises:
         CheckpointError: there is no checkpoint in it, or not a whole one.
@@ -40,7 +40,7 @@ def find_model(model: str) -> Path:
 
 
 def prepare_model(settings: Settings) -> "PreparedModel":
-    """All that can be refused about a model and its config without its weights. Loads no torch.
+    """Refuse all that can be refused about a model and its config without its weights. Loads no torch.
 
     Raises:
         EngineError: the checkpoint, the configuration, the memory or the device will not do.
@@ -51,7 +51,7 @@ def prepare_model(settings: Settings) -> "PreparedModel":
 
 
 def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
-    """As `prepare_model`, for random weights of a known shape. Loads no torch.
+    """Prepare random weights of a known shape as `prepare_model` does. Loads no torch.
 
     Raises:
         EngineError: the configuration, the memory or the device will not do.
@@ -62,7 +62,7 @@ def prepare_shape(shape: str, settings: Settings) -> "PreparedModel":
 
 
 def add_model_sampling(settings: Settings, model_path: Path) -> Settings:
-    """Settings with the model's generation config below what was set. Loads no torch.
+    """Add the model's generation config below what was set. Loads no torch.
 
     Raises:
         CheckpointError: generation_config.json is broken.
@@ -73,7 +73,7 @@ def add_model_sampling(settings: Settings, model_path: Path) -> Settings:
 
 
 def load_tokenizer(model_path: Path) -> "Tokenizer":
-    """The model's tokenizer, without the model. Loads no torch.
+    """Load the model's tokenizer, without the model. Loads no torch.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -87,7 +87,7 @@ def load_tokenizer(model_path: Path) -> "Tokenizer":
 def plan_memory(
     settings: Settings, model_path: Path, device: "DeviceMemory | None" = None
 ) -> "MemoryPlan":
-    """What the engine will allocate and how long a sequence may be. Loads no torch.
+    """Plan what the engine will allocate and how long a sequence may be. Loads no torch.
 
     Args:
         device: as it was before this program's own engine was on it. None: as it is now.
@@ -127,7 +127,7 @@ class ModelShape:
 
 
 def read_shape(model: str) -> ModelShape:
-    """The shape of MODEL from its config.json, and from the headers of its weights if there are any.
+    """Read the shape of MODEL from its config.json, and from the headers of its weights if it has any.
 
     Raises:
         CheckpointError: there is no config.json, it cannot be read, or the weights are not those it asks for.
@@ -153,7 +153,7 @@ def _shape(path: Path) -> ModelShape:
 
 
 def make_planner(settings: Settings, shape: str | None = None) -> "Planner":
-    """The planner for MODEL, or for random weights of a known shape, on the device that is set.
+    """Make the planner for MODEL, or for random weights of a known shape, on the device that is set.
 
     Raises:
         EngineError: as `prepare_model` and `prepare_shape`, of the checkpoint or the device.
@@ -171,7 +171,7 @@ def make_planner(settings: Settings, shape: str | None = None) -> "Planner":
 
 
 def longest_allowed(settings: Settings, model_path: Path) -> int:
-    """The context limit that was set, or else the model's. For when there is no plan. Loads no torch."""
+    """Return the context limit that was set, or the model's, where there is no plan. Loads no torch."""
     from minivllm_engine.model_config.config import ModelConfig
 
     configured = settings.get("engine.max_model_len")
@@ -209,7 +209,7 @@ def _out_of_the_collectors_sight() -> Iterator[None]:
 
 
 def read_bandwidth(device: str) -> float:
-    """Bytes a second at which the device reads its memory, measured now. Takes a moment."""
+    """Measure the bytes a second at which the device reads its memory. Takes a moment."""
     from minivllm_engine.runner.bandwidth import read_bandwidth
 
     return read_bandwidth(device)
@@ -223,14 +223,14 @@ def reset_peak_memory(device: str) -> None:
 
 
 def peak_memory(device: str) -> int | None:
-    """Bytes that tensors held at most since then; None on a CPU."""
+    """Count the bytes that tensors held at most since then; None on a CPU."""
     from minivllm_engine.runner.bandwidth import peak_memory
 
     return peak_memory(device)
 
 
 def num_threads() -> int:
-    """Threads that compute on the CPU."""
+    """Count the threads that compute on the CPU."""
     from minivllm_engine.runner.bandwidth import num_threads
 
     return num_threads()

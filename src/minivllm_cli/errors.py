@@ -41,7 +41,7 @@ class Problem:
     hint: str | None = None
 
     def lines(self, label: str = "error") -> list[str]:
-        """The problem on at most six lines: `error:`, the excerpt, `why:`, `try:`.
+        """Write the problem on at most six lines: `error:`, the excerpt, `why:`, `try:`.
 
         Lines of what and why are shortened in the middle where they would run over the screen; a hint is
         there to be copied.
@@ -112,7 +112,7 @@ class OutputClosed(CliError):
 
 
 def problems_of(error: CliError | EngineError) -> list[Problem]:
-    """What to show for a known error."""
+    """List what to show for a known error."""
     if isinstance(error, CliError):
         return error.problems
     return [Problem(error.what, why=error.why, hint=error.hint)]
@@ -134,7 +134,7 @@ _CONVERSION_CODES = {
 
 
 def exit_code_of(error: CliError | EngineError) -> ExitCode:
-    """The exit code of a known error. A bare EngineError is a failure of the engine itself."""
+    """Return the exit code of a known error. A bare EngineError is a failure of the engine itself."""
     if isinstance(error, CliError):
         return error.exit_code
     if isinstance(error, ConversionError):

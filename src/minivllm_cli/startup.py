@@ -28,7 +28,7 @@ def configure(
     runs_model: bool = True,
     as_json: bool = False,
 ) -> Settings | None:
-    """The settings of this run; None if `--print-config` was asked for and has been answered.
+    """Resolve the settings of this run; None if `--print-config` was asked for and answered.
 
     Args:
         model: the MODEL argument, if it was typed.

@@ -32,7 +32,7 @@ class Selection:
 
     @classmethod
     def of(cls, flags: GenerateFlags) -> "Selection":
-        """What `--limit`, `--select` and `--only-failed` say.
+        """Read what `--limit`, `--select` and `--only-failed` say.
 
         Raises:
             CliError: the file of `--only-failed` cannot be read, or has no failures.
@@ -44,7 +44,7 @@ class Selection:
         return cls(flags.limit, ids)
 
     def pick(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The selected lines, in order."""
+        """Return the selected lines, in order."""
         taken = 0
         for line in lines:
             if self.limit is not None and taken >= self.limit:
@@ -99,7 +99,7 @@ class Scan:
         return self.num_sequences != self.total
 
     def counted(self, done: int) -> str:
-        """How many of the lines are done: "812/1000", with their unit where outputs are counted beside."""
+        """Write how many lines are done: "812/1000", with their unit where outputs are counted beside."""
         return f"{done}/{self.total}{' requests' if self.counts_outputs else ''}"
 
     def add(self, line: Line, *, done: bool, failed_before: bool) -> None:
@@ -121,7 +121,7 @@ class Scan:
 
 
 def failed_ids(path: Path) -> frozenset[str]:
-    """Ids of the failures in an earlier output.
+    """Return the ids of the failures in an earlier output.
 
     Raises:
         CliError: it cannot be read, or is no output of `generate`.
@@ -174,7 +174,7 @@ class JobSource:
         return "--prompt" if self.source is None else self.source.name
 
     def jobs(self) -> Iterator[Job]:
-        """All selected lines, good and bad."""
+        """Yield all selected lines, good and bad."""
         flags = self.flags
         for position, line in enumerate(self.selection.pick(self._lines())):
             if isinstance(line, BadLine):
@@ -193,7 +193,7 @@ class JobSource:
             yield Job(position, line, key, params)
 
     def jobs_left(self, journal: Journal | None) -> Iterator[Job]:
-        """Jobs that `journal` does not hold an answer for."""
+        """Yield the jobs that `journal` does not hold an answer for."""
         for job in self.jobs():
             if journal is None or not journal.is_done(job.line.index, job.key):
                 yield job
@@ -205,7 +205,7 @@ class JobSource:
         on_line: Callable[[], None],
         tally: Tally,
     ) -> Scan:
-        """Only count, in one pass; the callbacks are told of each line, and of each bad one.
+        """Count only, in one pass; the callbacks are told of each line, and of each bad one.
 
         Answers that `journal` holds already go into `tally`.
         """

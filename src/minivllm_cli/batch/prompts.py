@@ -163,7 +163,7 @@ class PromptBuilder:
         return self._cut(ids, is_chat, params)
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
-        """Would the engine refuse it for its length?"""
+        """Say whether the engine would refuse it for its length."""
         return len(prompt.ids) + 1 > self._max_model_len
 
     def _as_mapping(self, line: RequestLine) -> dict[str, Any]:

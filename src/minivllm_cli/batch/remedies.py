@@ -40,7 +40,7 @@ class Remedies:
         self._plan = lru_cache(maxsize=64)(self._ask)
 
     def for_long_prompt(self, num_tokens: int) -> str:
-        """What to do about a prompt of that many tokens, which is too long."""
+        """Say what to do about a prompt of that many tokens, which is too long."""
         wanted = -(-(num_tokens + 1) // _STEP) * _STEP
         if self._plan("engine.max_model_len", wanted):
             longer = option(self._settings, "engine.max_model_len", wanted)
@@ -48,11 +48,11 @@ class Remedies:
         return "--truncate middle"
 
     def advice(self, tally: Tally) -> str | None:
-        """The one thing that would help most with a load like this, if something would."""
+        """Return the one thing that would help most with a load like this, if something would."""
         return self.for_cache(tally) or self.for_waiting(tally)
 
     def for_waiting(self, tally: Tally) -> str | None:
-        """What would have let more requests run at once, if that was what most steps lacked."""
+        """Say what would have let more requests run at once, if that was what most steps lacked."""
         shares = tally.summary()["limited_by"]
         share = shares.get("state slots", 0.0)
         if share <= _OFTEN or tally.stats is None:
@@ -64,7 +64,7 @@ class Remedies:
         return f"state slots held requests back in {share:.0%} of the steps; {more} fits"
 
     def for_cache(self, tally: Tally) -> str | None:
-        """What would have let more prompts reuse what was computed before, if many could not."""
+        """Say what would have let more prompts reuse what was computed before, if many could not."""
         stats, misses = tally.stats, tally.misses
         if stats is None or not tally.num_run:
             return None

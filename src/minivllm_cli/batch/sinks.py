@@ -27,10 +27,10 @@ class Sink(Protocol):
         """Write or keep one record. Raises OutputFailed or OutputClosed."""
 
     def finish(self) -> None:
-        """All records are there: bring the output into its final form."""
+        """Bring the output into its final form: all records are there."""
 
     def stop(self) -> None:
-        """The run ends early: keep what is there."""
+        """Keep what is there: the run ends early."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class StreamSink:
             self._release(self._next - 1)
 
     def finish(self) -> None:
-        """Nothing is left to do but to drop the temporary file."""
+        """Drop the temporary file; nothing else is left to do."""
         if self._spool is not None:
             self._spool.close()
 
@@ -111,7 +111,7 @@ class FileSink:
         self.journal.append(index, key, record)
 
     def stop(self) -> None:
-        """The journal stays, for the next run."""
+        """Leave the journal for the next run."""
         self.journal.keep()
         self.journal.close()
 
@@ -159,7 +159,7 @@ def open_sink(
     console: Console,
     stack: ExitStack,
 ) -> Sink:
-    """The sink of a checked target. Opening a FIFO waits for its reader.
+    """Open the sink of a checked target. Opening a FIFO waits for its reader.
 
     Where stdout is a terminal, `console` may have a bar on it.
 

@@ -88,7 +88,7 @@ class Tally:
             self.e2e.append(output.timing.e2e_s)
 
     def summary(self) -> dict[str, Any]:
-        """The document of `--summary`."""
+        """Make the document of `--summary`."""
         stats = self.stats
         generate = self.generate_s
         document: dict[str, Any] = {
@@ -141,7 +141,7 @@ class Tally:
 
 
 def percentiles(values: "array[float]") -> dict[str, float]:
-    """p50, p90 and p99, each a value that occurred; {} where there are none."""
+    """Return p50, p90 and p99, each a value that occurred; {} where there are none."""
     if not values:
         return {}
     ordered = sorted(values)

@@ -41,7 +41,7 @@ _TOLERANCES: Mapping[str, Tolerance] = {
 
 
 def tolerance_of(dtype: str, state_dtype: str) -> Tolerance:
-    """That of the coarser of the two."""
+    """Return the tolerance of the coarser of the two."""
     return max((_TOLERANCES[name] for name in (dtype, state_dtype)), key=lambda t: t.gap)
 
 
@@ -179,17 +179,17 @@ class Verifier:
         return sum(len(replay.warm.outputs) for replay in self._replays.values())
 
     def asking(self, request: ReadyRequest) -> ReadyRequest:
-        """The same request with the logprobs that a comparison needs."""
+        """Return the same request with the logprobs that a comparison needs."""
         count = max(request.params.logprobs or 0, _TOP)
         return replace(request, params=replace(request.params, logprobs=count))
 
     def as_asked(self, output: RequestOutput, params: ResolvedSampling) -> RequestOutput:
-        """An output without the logprobs that only the comparison needed."""
+        """Return an output without the logprobs that only the comparison needed."""
         outputs = [_without_more(one, params.logprobs) for one in output.outputs]
         return replace(output, outputs=outputs)
 
     def consider(self, job: Job, request: ReadyRequest, output: RequestOutput) -> None:
-        """A request is done: replay it if it is one of those."""
+        """Replay a request that is done, if it is one of those."""
         if self._stopped or output.error is not None or not output.usage.cached_tokens:
             return
         self.counts.reused += 1
@@ -212,7 +212,7 @@ class Verifier:
         return True
 
     def stop(self) -> None:
-        """The run ends early: drop the replays, and begin no more."""
+        """Drop the replays, and begin no more: the run ends early."""
         self._stopped = True
         for request_id in list(self._replays):
             self._llm.abort(request_id)
@@ -288,12 +288,12 @@ def _without_more(output: CompletionOutput, count: int | None) -> CompletionOutp
 
 
 def verify_document(counts: VerifyCounts) -> dict[str, Any]:
-    """The counts as they stand in `--summary`."""
+    """Write the counts as they stand in `--summary`."""
     return asdict(counts)
 
 
 def verify_text(counts: VerifyCounts) -> str:
-    """The counts as a line of the summary."""
+    """Write the counts as a line of the summary."""
     if not counts.replayed:
         return f"nothing was replayed: {count_text(counts.reused, 'request')} reused a prefix"
     ties = f" · {counts.ties:,} tied" if counts.ties else ""

@@ -36,7 +36,7 @@ class Misfit:
 
 
 def sized(settings: Settings, workloads: Sequence[Workload], positions: int | None) -> Settings:
-    """As many sequences as the largest batch, and room for the longest, where nothing is set.
+    """Size the engine for the largest batch and the longest row, where nothing is set.
 
     Args:
         positions: of the model, beyond which no sequence can be; None where they are not known.
@@ -59,7 +59,7 @@ def _needed(workload: Workload, step_tokens: int) -> int:
 
 
 def misfit(plan: "MemoryPlan", positions: int, workload: Workload) -> Misfit | None:
-    """Why an engine of that plan cannot run the row; None where it can."""
+    """Say why an engine of that plan cannot run the row; None where it can."""
     return (
         _too_many_requests(workload)
         or _too_many_sequences(plan, workload)
@@ -69,7 +69,7 @@ def misfit(plan: "MemoryPlan", positions: int, workload: Workload) -> Misfit | N
 
 
 def row_name(workload: Workload) -> str:
-    """A row in a message."""
+    """Name a row in a message."""
     return f"{workload.title}, batch {workload.batch:,}"
 
 

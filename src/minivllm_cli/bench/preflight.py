@@ -52,7 +52,7 @@ def check_uses(
 def check_lines(
     flags: BenchFlags, prepared: "PreparedModel", lines: Mapping[Workload, Sequence[BenchRequest]]
 ) -> None:
-    """As `check_uses`, of what only the lines of a file tell.
+    """Check as `check_uses` does what only the lines of a file tell.
 
     Raises:
         CliError: no line is long enough to reuse anything.

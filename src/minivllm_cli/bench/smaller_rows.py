@@ -38,7 +38,7 @@ class TooLarge:
         return self.planner.model.max_position_embeddings
 
     def error(self) -> CliError | None:
-        """The first row that is one too many, with a hint where smaller ones would do; None without one."""
+        """Make the error for the first row too many, with a hint where smaller ones would do, or None."""
         length = self.settings.get("engine.max_model_len")
         if length is not None and length > self._positions:
             return None  # no row is to blame, and every plan would look for other lengths
@@ -130,7 +130,7 @@ class TooLarge:
 
 
 def option_text(settings: Settings, key: str, text: str) -> str:
-    """A key of section `bench` as it is typed: in one way only, so in the way in which it was."""
+    """Write a key of section `bench` as it is typed: in one way only, so in the way in which it was."""
     return option(settings, f"bench.{key}", text, flag=f"--{key.replace('_', '-')}")
 
 

@@ -29,7 +29,7 @@ def plan_document(
     advice: list[str],
     matrix: bool = True,
 ) -> dict[str, Any]:
-    """The document of a plan, which need not fit.
+    """Make the document of a plan, which need not fit.
 
     Args:
         name, model_hash: of the model.

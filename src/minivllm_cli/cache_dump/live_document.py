@@ -61,11 +61,11 @@ class LiveDocument:
         )
 
     def planned(self) -> dict[str, Any]:
-        """What is known before the engine is there."""
+        """Write what is known before the engine is there."""
         return {**self._base, "source": self._source, "time": round(time.time(), 3)}
 
     def now(self, llm: "LLM") -> dict[str, Any]:
-        """What is known of a running engine, which must be between two steps."""
+        """Write what is known of a running engine, which must be between two steps."""
         report = llm.cache_report()
         allocated = llm.allocated_bytes()
         self.load_report = llm.load_report

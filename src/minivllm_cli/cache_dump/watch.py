@@ -49,7 +49,7 @@ class CacheWatch:
 
     @contextmanager
     def answering_signals(self) -> Iterator[None]:
-        """Within, SIGUSR1 has the file written, as soon as there is an engine between two steps."""
+        """Let SIGUSR1 have the file written within, as soon as an engine is between two steps."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         if self._path is None or self._document is None or not in_main_thread:
             yield
@@ -62,7 +62,7 @@ class CacheWatch:
 
     @contextmanager
     def over(self, llm: "LLM") -> Iterator[None]:
-        """Within, `llm` runs; at the end, however it comes, the document is taken and written."""
+        """Watch `llm` run within; at the end, however it comes, take and write the document."""
         self._llm = llm
         try:
             yield
@@ -73,7 +73,7 @@ class CacheWatch:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Raises at the end, as `check`; or warns, where something else went wrong already."""
+        """Raise at the end, as `check`; or warn, where something else went wrong already."""
         try:
             yield
         except BaseException:
@@ -82,7 +82,7 @@ class CacheWatch:
         self.check()
 
     def poll(self) -> None:
-        """To be called between two steps: writes the file if a signal asked for it."""
+        """Write the file if a signal asked for it. To be called between two steps."""
         if not self._asked or self._llm is None:
             return
         self._asked = False
@@ -93,7 +93,7 @@ class CacheWatch:
             self._console.note(f"cache dump: {self._path}")
 
     def without_engine(self) -> None:
-        """No engine was needed: there is the plan alone."""
+        """Write the plan alone: no engine was needed."""
         if self._document is not None:
             self._keep(self._document.planned())
 
@@ -103,7 +103,7 @@ class CacheWatch:
             self._console.warn(self._failure.problems[0].what)
 
     def check(self) -> None:
-        """Everything else is done: did the file get written?
+        """Check, when everything else is done, that the file was written.
 
         Raises:
             OutputFailed: it could not be.
@@ -139,7 +139,7 @@ def cache_watch(
     *,
     announce: bool = True,
 ) -> CacheWatch:
-    """The watch of `--cache-dump`; one that does nothing where the flag was not given."""
+    """Make the watch of `--cache-dump`; one that does nothing where the flag was not given."""
     if path is None:
         return CacheWatch(None, None, console)
     from minivllm_cli.cache_dump.live_document import LiveDocument

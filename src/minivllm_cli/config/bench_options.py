@@ -38,7 +38,7 @@ def read_counts(value: object) -> tuple[int, ...]:
 
 
 def read_lengths(value: object) -> tuple[int | str, ...]:
-    """As `read_counts`, from 1; "100~1024" stands for lengths that each request draws between these.
+    """Read counts from 1; "100~1024" stands for lengths that each request draws between these.
 
     What means the same is written the same: "5~5" is 5, and "1~1k" is "1~1000".
 

@@ -51,7 +51,7 @@ class Place:
         why: str | None = None,
         after: int = 0,
     ) -> Problem:
-        """`what`, located: file:line:col with the source line and a caret, or the argument's text.
+        """Locate `what`: file:line:col with the source line and a caret, or the argument's text.
 
         Args:
             after: the place is so many characters after `mark`, on its line.
@@ -68,12 +68,12 @@ class Place:
         )
 
     def source(self, mark: yaml.Mark) -> str:
-        """What `--sources` says of a key at `mark`."""
+        """Say what `--sources` says of a key at `mark`."""
         return f"{self.name}:{mark.line + 1}" if self.lines else self.name
 
 
 def read_config_file(path: Path) -> tuple[list[Entry], list[Problem]]:
-    """Entries of a file in the order in which they stand, and all that is wrong with it.
+    """Read the entries of a file in the order in which they stand, and all that is wrong with it.
 
     Raises:
         CliError: the file cannot be read at all, or is not YAML.
@@ -86,7 +86,7 @@ def read_config_file(path: Path) -> tuple[list[Entry], list[Problem]]:
 
 
 def read_text(path: Path, kind: str, *, hint: str) -> tuple[str, Place]:
-    """The text of a file, and the place in which mistakes are found.
+    """Read the text of a file, and the place in which mistakes are found.
 
     Args:
         kind: what it is called in errors. hint: what to try where it cannot be opened.
@@ -119,7 +119,7 @@ def read_text(path: Path, kind: str, *, hint: str) -> tuple[str, Place]:
 
 
 def compose(text: str, place: Place) -> yaml.Node | None:
-    """The node tree of one YAML document; None where it is empty.
+    """Compose the node tree of one YAML document; None where it is empty.
 
     Raises:
         CliError: not YAML, or several documents.

@@ -60,7 +60,7 @@ def switch(help: str, **more: Any) -> Any:
 
 
 def name_of(declared: "Field[Any]") -> str:
-    """The long name of a flag."""
+    """Return the long name of a flag."""
     return "--" + declared.name.strip("_").replace("_", "-")
 
 
@@ -78,7 +78,7 @@ class OptionGroup:
     panel: ClassVar[str] = "Options"
 
     def typed(self) -> dict[str, tuple[str, Any]]:
-        """Config key -> (flag, value), for the flags of this group that were typed."""
+        """Map config key -> (flag, value), for the flags of this group that were typed."""
         found: dict[str, tuple[str, Any]] = {}
         for declared in fields(self):  # type: ignore[arg-type]
             value, about = getattr(self, declared.name), declared.metadata
@@ -181,7 +181,7 @@ class SamplingFlags(OptionGroup):
     ignore_eos: bool | None = flag("Go on after the model's end token", key="sampling.ignore_eos")
 
     def typed(self) -> dict[str, tuple[str, Any]]:
-        """As every group, with the escapes of `--stop` read."""
+        """Map as every group does, with the escapes of `--stop` read."""
         found = super().typed()
         if self.stop:
             found["sampling.stop"] = ("--stop", [unescape(text) for text in self.stop])

@@ -48,25 +48,25 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 @cache
 def all_paths() -> tuple[str, ...]:
-    """Every key there is, in the order in which a config is printed."""
+    """Return every key there is, in the order in which a config is printed."""
     nested = (f"{name}.{key}" for name, kind in SECTIONS.items() for key in kind.model_fields)
     return ("model", *nested)
 
 
 def default_of(path: str) -> Any:
-    """The value of a key that nobody set."""
+    """Return the value of a key that nobody set."""
     section, key = _split(path)
     return _kind(section).model_fields[key].get_default(call_default_factory=True)
 
 
 def is_text(path: str) -> bool:
-    """Does this key hold one string, which an environment variable gives as it stands?"""
+    """Say whether this key holds one string, which an environment variable gives as it stands."""
     section, key = _split(path)
     return _kind(section).model_fields[key].annotation in (str, str | None)
 
 
 def accepts_auto(path: str) -> bool:
-    """May this key be written `auto` for "decide when the model is known"?"""
+    """Say whether this key may be `auto` for "decide when the model is known"."""
     section, _ = _split(path)
     return section in ("engine", "cache", "graph") and default_of(path) is None
 
@@ -85,7 +85,7 @@ def metavar_of(path: str) -> str:
 
 
 def check_value(path: str, value: Any) -> tuple[Any, str | None]:
-    """The value as its section stores it, and None; or what is wrong with it, after the value."""
+    """Return the value as its section stores it, and None; or the value, and what is wrong with it."""
     section, key = _split(path)
     if value == "auto" and accepts_auto(path):
         return None, None
@@ -97,7 +97,7 @@ def check_value(path: str, value: Any) -> tuple[Any, str | None]:
 
 
 def unknown_key(path: str) -> tuple[str, str | None]:
-    """What to say about a key that does not exist, and the whole path of the one that was probably meant."""
+    """Say what is wrong with an unknown key, and the whole path of the one that was probably meant."""
     section, _, key = path.rpartition(".")
     owners = [p for p in all_paths() if p.rpartition(".")[2] == key]
     if owners:

@@ -56,12 +56,12 @@ class Settings:
     warnings: tuple[str, ...] = ()
 
     def get(self, path: str) -> Any:
-        """A key's value: what was set, else the default. `sampling.*` may be None; see `sampling`."""
+        """Return a key's value: what was set, else the default. `sampling.*` may be None; see `sampling`."""
         entry = self.entries.get(path)
         return default_of(path) if entry is None else entry.value
 
     def source(self, path: str) -> str:
-        """Where a key's value comes from: "cfg.yaml:12", "--seed", "generation_config.json", "default"."""
+        """Say where a value comes from: "cfg.yaml:12", "--seed", "generation_config.json", "default"."""
         entry = self.entries.get(path)
         if entry is not None:
             return entry.source
@@ -106,7 +106,7 @@ class Settings:
         return OutputOptions(**self._set_keys("output"))
 
     def sampling(self, own: SamplingParams | None = None, *, index: int = 0) -> ResolvedSampling:
-        """What a request is really sampled with: its own values, then ours, the model's, the built-in ones.
+        """Return what a request is sampled with: its own values, then ours, the model's, the built-in ones.
 
         `index` is the request's place in the run: without a seed of its own it gets `sampling.seed + index`.
         """
@@ -116,16 +116,16 @@ class Settings:
         return own.resolved(*self._sampling_layers, seed=seed)
 
     def with_value(self, path: str, value: Any) -> "Settings":
-        """The same with one key set, to ask what would be."""
+        """Return the same with one key set, to ask what would be."""
         entries = {**self.entries, path: Entry(path, value, "asked")}
         return Settings(entries, self.model_sampling, self.warnings)
 
     def with_model_sampling(self, recommended: SamplingOptions) -> "Settings":
-        """The same, with what the model's generation config recommends below what was set."""
+        """Return the same, with what the model's generation config recommends below what was set."""
         return Settings(self.entries, recommended, self.warnings)
 
     def resolved(self, path: str) -> Any:
-        """As `get`, but a sampling key that nobody set has the value that is in force."""
+        """Return a value as `get` does, but for a sampling key that nobody set the one in force."""
         value = self.get(path)
         if value is None and path.startswith("sampling."):
             return getattr(self.sampling(), path.removeprefix("sampling."))

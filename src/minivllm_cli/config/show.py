@@ -9,7 +9,7 @@ from minivllm_cli.config.yaml import dump_value
 
 
 def render_config(settings: Settings, *, sources: bool = False, diff_defaults: bool = False) -> str:
-    """The config as YAML.
+    """Render the config as YAML.
 
     Args:
         sources: a comment on each line says where the value comes from and what the default is.
@@ -33,7 +33,7 @@ def render_config(settings: Settings, *, sources: bool = False, diff_defaults: b
 def render_config_json(
     settings: Settings, *, sources: bool = False, diff_defaults: bool = False
 ) -> str:
-    """The config as one JSON document on a line; `sources` is a second object with the same keys."""
+    """Render the config as JSON on one line; `sources` is a second object with the same keys."""
     shown = [p for p in all_paths() if not diff_defaults or _value(settings, p) != _default(p)]
     document = {
         "schema_version": 1,
@@ -59,12 +59,12 @@ def _json_value(settings: Settings, path: str) -> Any:
 
 
 def shown_value(settings: Settings, path: str) -> str:
-    """A key's value in force, as YAML on one line."""
+    """Write a key's value in force as YAML on one line."""
     return _yaml(path, _value(settings, path))
 
 
 def describe_source(settings: Settings, path: str) -> str:
-    """Where a value comes from, how it was written, and the default where that is another value."""
+    """Say where a value comes from, how it was written, and the default where that is another value."""
     source = settings.source(path)
     entry = settings.entries.get(path)
     if entry is not None and entry.written is not None:

@@ -15,7 +15,7 @@ _ASSIGNMENT = re.compile(r"--set ([a-z_]+\.[a-z_]+)=([^\s,;)]+)")
 
 
 def option(settings: Settings, key: str, value: Any, *, flag: str | None = None) -> str:
-    """What to type so that a config key has a value.
+    """Write what to type so that a config key has a value.
 
     Args:
         flag: the one that sets it, for keys that are told by their flag unless `--set` was typed.
@@ -29,13 +29,13 @@ def option(settings: Settings, key: str, value: Any, *, flag: str | None = None)
 
 
 def as_typed(text: str, settings: Settings) -> str:
-    """`text` with each `--set KEY=VALUE` in it told as its key was typed."""
+    """Rewrite each `--set KEY=VALUE` in `text` as its key was typed."""
     return _ASSIGNMENT.sub(lambda found: option(settings, found[1], found[2]), text)
 
 
 @contextmanager
 def remedies_as_typed(settings: Settings) -> Iterator[None]:
-    """The engine knows keys only: the hints of its errors that pass through here are told `as_typed`."""
+    """Rewrite the hints of the engine's errors `as_typed`: it knows keys only."""
     try:
         yield
     except EngineError as error:

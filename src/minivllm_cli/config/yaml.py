@@ -100,7 +100,7 @@ Dumper.add_representer(str, _represent_str)
 
 
 def parse_value(text: str) -> Any:
-    """The value of `text` as one YAML node.
+    """Parse `text` as one YAML node.
 
     Raises:
         yaml.YAMLError: it is none.
@@ -109,7 +109,7 @@ def parse_value(text: str) -> Any:
 
 
 def dump_value(value: Any) -> str:
-    """One value on one line, as YAML that `parse_value` reads back."""
+    """Write one value on one line, as YAML that `parse_value` reads back."""
     if isinstance(value, tuple):
         value = list(value)
     text: str = yaml.dump(

@@ -82,7 +82,7 @@ class RateMeter:
         return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
 
     def rates(self) -> tuple[float, float]:
-        """Output and prompt tokens a second; zeros before there are two samples."""
+        """Return output and prompt tokens a second; zeros before there are two samples."""
         if len(self._samples) < 2:
             return 0.0, 0.0
         first, last = self._samples[0], self._samples[-1]
@@ -106,10 +106,10 @@ class Silent:
     """Style `off`; with nothing on screen, nothing is to be removed."""
 
     def update(self, progress: Progress) -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class PlainLines(Silent):
@@ -215,7 +215,7 @@ def _pools(progress: Progress) -> str:
 
 
 def make_reporter(style: str, console: Console) -> Reporter:
-    """The reporter of a style. `auto` is a bar on a live terminal, else plain lines; -q shows none."""
+    """Make the reporter of a style. `auto` is a bar on a live terminal, else lines; -q shows none."""
     if style == "json":
         return JsonLines(console)
     if style == "off" or console.quiet:
@@ -231,7 +231,7 @@ def make_reporter(style: str, console: Console) -> Reporter:
 def loading_progress(
     reporter: Reporter, interrupts: Interrupts
 ) -> Iterator[Callable[[str, int, int], None]]:
-    """For the engine to call while it loads. Raises KeyboardInterrupt once a signal came.
+    """Make what the engine calls while it loads; it raises KeyboardInterrupt once a signal came.
 
     A phase that takes long, as compiling kernels can, is said again and again: a start never looks dead.
     """
@@ -263,7 +263,7 @@ def loading_progress(
 
 
 def plain_line(progress: Progress) -> str:
-    """One line without escapes: "generate 812/1000 81% err 3 out 6.8k tok/s in 41.2k tok/s ETA 0:41"."""
+    """Write one plain line: "generate 812/1000 81% err 3 out 6.8k tok/s in 41.2k tok/s ETA 0:41"."""
     parts = [f"{progress.phase} {counts(progress)}"]
     if progress.phase == "generate":
         parts.append(f"err {progress.failed}")
@@ -281,7 +281,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def counts(progress: Progress) -> str:
-    """What is done of what there is: "812/1,000 81%", or "4,096/14,490 (28%)" before that phase."""
+    """Write what is done of what there is: "812/1,000 81%"; "4,096/14,490 (28%)" before that phase."""
     if not progress.total:
         return progress.detail
     if progress.phase == "generate":
@@ -299,7 +299,7 @@ def counts(progress: Progress) -> str:
 
 
 def speed(progress: Progress) -> str:
-    """The rate of a phase measured in bytes, and the time left: "1.90 GiB/s  ETA 0:25"."""
+    """Write the rate of a phase in bytes, and the time left: "1.90 GiB/s  ETA 0:25"."""
     text = f"{format_size(round(progress.bytes_s or 0))}/s"
     if progress.eta_s is not None and progress.done < progress.total:
         text += f"  ETA {clock(progress.eta_s)}"
@@ -307,12 +307,12 @@ def speed(progress: Progress) -> str:
 
 
 def hit_text(progress: Progress) -> str:
-    """What part of the prompts was reused: " (hit 38%)"."""
+    """Write what part of the prompts was reused: " (hit 38%)"."""
     return "" if progress.hit is None else f" (hit {progress.hit:.0%})"
 
 
 def pool_texts(stats: EngineStats) -> list[str]:
-    """How full the pools are, each by itself: KV blocks, state slots and, with a cache, snapshots."""
+    """Write how full each pool is: KV blocks, state slots and, with a cache, snapshots."""
     used, total = stats.kv_blocks_used, stats.kv_blocks_total
     texts = [
         f"KV {used * 100 // max(total, 1)}%",
@@ -324,13 +324,13 @@ def pool_texts(stats: EngineStats) -> list[str]:
 
 
 def prefill_text(prefill: tuple[int, int]) -> str:
-    """How far a long prompt was read: "prompt 4,096/14,490 (28%)"."""
+    """Write how far a long prompt was read: "prompt 4,096/14,490 (28%)"."""
     done, total = prefill
     return f"prompt {done:,}/{total:,} ({done * 100 // max(total, 1)}%)"
 
 
 def short_count(number: float) -> str:
-    """A rate in four characters or so: "96.3", "6.8k", "1.2M"."""
+    """Write a rate in four characters or so: "96.3", "6.8k", "1.2M"."""
     for scale, unit in ((1e6, "M"), (1e3, "k")):
         if number >= scale:
             return f"{number / scale:.1f}{unit}"
@@ -338,7 +338,7 @@ def short_count(number: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A duration: "0:41", "12:07", "1:02:03"."""
+    """Write a duration: "0:41", "12:07", "1:02:03"."""
     whole = max(round(seconds), 0)
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)

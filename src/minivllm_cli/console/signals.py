@@ -77,7 +77,7 @@ class Interrupts:
 
     @contextmanager
     def stopping_with(self, callback: Callable[[int], None]) -> Iterator[None]:
-        """Within, a signal calls `callback(count)` in the main thread and does nothing else.
+        """Let a signal call `callback(count)` in the main thread within, and do nothing else.
 
         `count` is 1 for the first signal within this block. The callback must return quickly; it may
         raise KeyboardInterrupt to end what is going on.
@@ -91,7 +91,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within, the first signal raises nothing: `check` does, when it is called.
+        """Let the first signal raise nothing within: `check` does, when it is called.
 
         For native code that aborts the process when an exception gets into it, as torch does while it
         loads. What takes too long is ended all the same.
@@ -103,7 +103,7 @@ class Interrupts:
             self._deferred = False
 
     def limit_clean_up(self, seconds: float = CLEAN_UP_SECONDS) -> None:
-        """From now, at most `seconds` and a grace are left: then the process ends, whatever it does."""
+        """End the process after `seconds` and a grace, whatever it does."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._watchdog = threading.Timer(seconds + _GRACE_SECONDS, self._end_now)

@@ -19,7 +19,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def strip_controls(text: str) -> str:
-    """Model text made safe for a terminal: no control characters but newline and tab."""
+    """Make model text safe for a terminal: no control characters but newline and tab."""
     return _CONTROL.sub("", text)
 
 
@@ -30,7 +30,7 @@ def showable(text: str, stream: TextIO) -> str:
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """May colours be written to `stream`? NO_COLOR and FORCE_COLOR decide before the terminal does."""
+    """Say whether `stream` may get colours: NO_COLOR and FORCE_COLOR decide before the terminal does."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -39,7 +39,7 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> boo
 
 
 def is_live_terminal(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
-    """May the cursor be moved on `stream`? Never because of FORCE_COLOR alone."""
+    """Say whether the cursor may be moved on `stream`: never because of FORCE_COLOR alone."""
     try:
         return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
     except ValueError:  # closed
@@ -78,25 +78,25 @@ class Console:
         self._gone = False
 
     def use_json_events(self) -> None:
-        """From here on every line is a JSON object: no bar, no colour."""
+        """Make every line from here on a JSON object: no bar, no colour."""
         self.json_events, self.live, self.colour = True, False, False
 
     def break_lines_with(self, break_lines: Callable[[str], str]) -> None:
-        """From here on `break_lines` fits what is written in lines to the terminal; never JSON."""
+        """Let `break_lines` fit what is written from here on to the terminal; never JSON."""
         self._break_lines = break_lines
 
     def note(self, text: str) -> None:
-        """One line for whoever watches. Silent under -q."""
+        """Write one line for whoever watches. Silent under -q."""
         if not self.quiet:
             self.write_line(strip_controls(text))
 
     def dim(self, text: str) -> None:
-        """As `note`, dimmed."""
+        """Write a note, dimmed."""
         if not self.quiet:
             self._write_fitted(self._painted(_DIM, self._fitted(strip_controls(text))))
 
     def warn(self, text: str, hint: str | None = None) -> None:
-        """Something is odd, and the run goes on."""
+        """Warn of something odd; the run goes on."""
         if self.quiet:
             return
         if self.json_events:
@@ -107,7 +107,7 @@ class Console:
             self.note(f"try: {hint}")
 
     def error(self, problem: Problem) -> None:
-        """A problem on at most six lines. Shown under -q too."""
+        """Show a problem on at most six lines, under -q too."""
         if self.json_events:
             excerpt = "\n".join(problem.excerpt) or None
             more = _given(excerpt=excerpt, why=problem.why, hint=problem.hint)
@@ -119,11 +119,11 @@ class Console:
             self.write_line(strip_controls(line))
 
     def event(self, event: str, **fields: Any) -> None:
-        """One JSON object on a line, whatever else `json_events` says."""
+        """Write one JSON object on a line, whatever else `json_events` says."""
         self._write_raw_line(json.dumps({"event": event, **fields}, allow_nan=False))
 
     def show_bar(self, write: Callable[[str], None], remove: Callable[[], None]) -> None:
-        """While a bar is on screen, lines go through `write`, which keeps the bar below them.
+        """Write lines through `write` while a bar is on screen: it keeps the bar below them.
 
         Args:
             remove: takes the bar off the screen, until it is drawn again.
@@ -131,7 +131,7 @@ class Console:
         self._above, self._remove = write, remove
 
     def forget_bar(self) -> None:
-        """There is no bar on screen (any more)."""
+        """Forget the bar: there is none on screen (any more)."""
         self._above = self._remove = None
 
     def remove_bar(self) -> None:
@@ -259,7 +259,7 @@ class Results:
             raise OutputFailed(f"cannot write results to {self._name}: {reason}") from None
 
     def write_text(self, text: str) -> None:
-        """Model text: as it is, but without control characters on a terminal."""
+        """Write model text as it is, but without control characters on a terminal."""
         encoding = "utf-8"
         if self.is_terminal:
             text, encoding = strip_controls(text), sys.stdout.encoding or encoding
@@ -298,7 +298,7 @@ def open_missing_streams() -> None:
 
 
 def claim_stdout() -> Results:
-    """`guard_stdout` for a command that writes results there.
+    """Claim stdout for a command that writes results there; see `guard_stdout`.
 
     Raises:
         OutputClosed: stdout was closed before we started.

@@ -26,7 +26,7 @@ from minivllm_engine.core.units import count_text, format_size
 
 
 def check_destination(dst: Path, source: Source, flags: ConvertFlags) -> Destination:
-    """The paths of a conversion to `dst`.
+    """Check and return the paths of a conversion to `dst`.
 
     Raises:
         CliError: it is a directory that cannot be renamed over.
@@ -122,7 +122,7 @@ class ConversionProgress:
 
 @contextmanager
 def conversion_progress(run: Invocation, settings: Settings) -> Iterator[ConversionProgress]:
-    """Progress in the style that was chosen, from the loading of torch on.
+    """Show progress in the style that was chosen, from the loading of torch on.
 
     The terminal is as it was afterwards.
     """
@@ -225,7 +225,7 @@ def _document(report: Report, dst: Path) -> dict[str, Any]:
 
 
 def check_logits_file(run: Invocation, file: Path, plan: Plan) -> None:
-    """Before anything is converted: can its result be compared with `file`?
+    """Check before anything is converted that its result can be compared with `file`.
 
     Raises:
         CliError: there is no such file, or the target will be incomplete.

@@ -14,7 +14,7 @@ _FORM = "layers.*.attn.in_prj.weight: layers.*.linear_attn.in_proj_z.weight"
 
 
 def read_mapping(path: Path) -> tuple[tuple[str, str | None], ...]:
-    """The pairs (source pattern, target pattern or None) of a file, in the order in which they stand.
+    """Read the pairs (source pattern, target pattern or None) of a file, in their order.
 
     Raises:
         CliError: the file cannot be read, or everything in it that is no such pair.

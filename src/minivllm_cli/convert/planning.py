@@ -31,7 +31,7 @@ _MOST_PROBLEMS = 50
 
 
 def read_source(run: Invocation, flags: ConvertFlags, src: Path) -> Source:
-    """The headers of SRC, and on stderr what should be known about them.
+    """Read the headers of SRC, and write to stderr what should be known about them.
 
     Raises:
         CheckpointError: it cannot be converted.
@@ -43,7 +43,7 @@ def read_source(run: Invocation, flags: ConvertFlags, src: Path) -> Source:
 
 
 def make_plan(run: Invocation, flags: ConvertFlags, src: Path, dst: Path | None) -> Plan:
-    """The plan for SRC; its notes are written to stderr.
+    """Make the plan for SRC; its notes are written to stderr.
 
     Raises:
         CliError: an option whose value is none, or a mapping file that is none.
@@ -58,7 +58,7 @@ def make_plan(run: Invocation, flags: ConvertFlags, src: Path, dst: Path | None)
 
 
 def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None) -> int:
-    """`--dry-run`: the mapping table, totals and verdict; exit code 5 where something is not covered.
+    """Show what `--dry-run` asks for: mapping table, totals, verdict; exit code 5 where not all is covered.
 
     Raises:
         CliError: there is not enough disk, or DST is no fit place.
@@ -95,7 +95,7 @@ def show_plan(run: Invocation, flags: ConvertFlags, plan: Plan, dst: Path | None
 
 
 def report_problems(run: Invocation, plan: Plan) -> int:
-    """What forbids a conversion, on stderr; exit code 5."""
+    """Report what forbids a conversion, on stderr; exit code 5."""
     lines = problem_lines(plan.problems[:_MOST_PROBLEMS], output_width(run.console.live))
     more = len(plan.problems) - _MOST_PROBLEMS
     if more > 0:
@@ -112,7 +112,7 @@ def _not_covered(plan: Plan, out: Proposal) -> Problem:
 
 
 def explain_tensor(plan: Plan, name: str, *, as_json: bool) -> int:
-    """`--explain NAME`: the rules that one tensor goes through, on stdout."""
+    """Write the rules that one tensor goes through, on stdout, for `--explain NAME`."""
     found = explain(plan, name)
     results = claim_stdout()
     if as_json:

@@ -33,7 +33,7 @@ def plan_text(plan: Plan, dst: Path | None, width: int | None) -> str:
 
 
 def mapping_table(rows: Sequence[Row], width: int | None) -> list[str]:
-    """A header and a row for each line of the table; targets stand below sources where it is narrow."""
+    """Make a header and a row for each line; targets stand below sources where it is narrow."""
     cells = [_cells(row) for row in rows]
     names = ["n", "source", "→ target", "op", "dtype", "size"]
     columns = [
@@ -53,7 +53,7 @@ def mapping_table(rows: Sequence[Row], width: int | None) -> list[str]:
 
 
 def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
-    """One problem a line, with the nearest names; they go below where the line would be too long."""
+    """Write one problem a line, with the nearest names; below it where the line would be too long."""
     labels = [problem.kind.upper().replace("_", " ") for problem in problems]
     room = max(map(len, labels), default=0) + 2
     lines: list[str] = []
@@ -71,7 +71,7 @@ def problem_lines(problems: Sequence[Problem], width: int | None) -> list[str]:
 
 
 def totals(plan: Plan) -> list[str]:
-    """What the tensors become, how large it is, and what it takes."""
+    """Sum up what the tensors become, how large it is, and what it takes."""
     rules = len({dropped.rule for dropped in plan.dropped})
     parts = [f"{count_text(len(plan.source.tensors), 'tensor')}: {plan.num_used:,} used"]
     if plan.dropped:
@@ -91,14 +91,14 @@ def totals(plan: Plan) -> list[str]:
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """A sentence in lines of `width`; names are never parted, however long. One line for None."""
+    """Wrap a sentence to lines of `width`; names are never parted, however long. One line for None."""
     if width is None:
         return [text]
     return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def braces(names: Sequence[str]) -> str:
-    """Names in one: "in_proj_qkv.weight" and "in_proj_z.weight" are "in_proj_{qkv,z}.weight"."""
+    """Join names: "in_proj_qkv.weight" and "in_proj_z.weight" are "in_proj_{qkv,z}.weight"."""
     if len(names) == 1:
         return names[0]
     before = _common_start(names)

@@ -24,7 +24,7 @@ _NAMES = {
 
 
 def fingerprint_parts(model_path: Path, *, dtype: str) -> dict[str, str]:
-    """What answers depend on besides the lines. Device and concurrency are not in it, so they may change.
+    """Collect what answers depend on beside the lines: not device and concurrency, which may change.
 
     `dtype` is the configured one: `auto` stays `auto` on another device.
     """
@@ -45,17 +45,17 @@ def fingerprint_parts(model_path: Path, *, dtype: str) -> dict[str, str]:
 
 
 def model_hash(model_path: Path) -> str:
-    """Names a model: a hash over its configs, and over names, sizes and ends of its weight files."""
+    """Hash a model's configs, and names, sizes and ends of its weight files."""
     return _digest(_model_bytes(model_path))
 
 
 def fingerprint(parts: dict[str, str]) -> str:
-    """One hash over all parts."""
+    """Hash all parts."""
     return _digest([json.dumps(parts, sort_keys=True).encode()])
 
 
 def changed_parts(ours: dict[str, str], theirs: dict[str, Any]) -> list[str]:
-    """Names, for people, of the parts that differ."""
+    """Name, for people, the parts that differ."""
     names = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     return [_NAMES.get(key, key) for key in names]
 

@@ -87,7 +87,7 @@ class InputFile:
         raise CliError(f"{self.name} is one JSON {kind}, not JSON lines", hint=hint)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """(line number from 1, content without its newline) for every line that is not blank.
+        """Yield (line number from 1, content without its newline) for every line that is not blank.
 
         What was appended since the file was opened is left out, so that both passes see the same.
 
@@ -121,7 +121,7 @@ class InputFile:
         return self._stat() != self._state
 
     def same_file(self, path: Path) -> bool:
-        """Is it the file at `path`, by whatever name?"""
+        """Say whether it is the file at `path`, by whatever name."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
         except OSError:

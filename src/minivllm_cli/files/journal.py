@@ -69,11 +69,11 @@ class Journal:
         return journal
 
     def is_done(self, index: int, key: str) -> bool:
-        """Was this very request answered already? A failed one is to be tried again."""
+        """Say whether this very request was answered. A failed one is to be tried again."""
         return self.has_answer(index) and self._lines[index] & _KEY_MASK == _short(key)
 
     def has_answer(self, index: int) -> bool:
-        """Was this line answered, be it as another request than it is now?"""
+        """Say whether this line was answered, be it as another request than it is now."""
         return index in self._lines and index not in self._failed
 
     @property
@@ -127,11 +127,11 @@ class Journal:
         )
 
     def has_failed(self, index: int) -> bool:
-        """Is the last record of this request a failure?"""
+        """Say whether the last record of this request is a failure."""
         return index in self._failed
 
     def completion_order(self, indices: Iterable[int]) -> list[int]:
-        """`indices` in the order in which their records were written."""
+        """Sort `indices` by the order in which their records were written."""
         return sorted(indices, key=self._lines.__getitem__)
 
     def sync(self) -> None:
@@ -140,7 +140,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def keep(self) -> None:
-        """The run ends early: have the disk keep the file, and write it again if somebody removed it.
+        """Have the disk keep the file, and write it again if somebody removed it: the run ends early.
 
         Raises:
             OutputFailed: another file is in its place; where the answers are.
@@ -163,7 +163,7 @@ class Journal:
             )
 
     def remove(self) -> None:
-        """The output is published: the journal goes, unless another file is in its place by now.
+        """Remove the journal, whose output is published, unless another file is in its place by now.
 
         Raises:
             OutputFailed: it cannot be removed.
@@ -251,7 +251,7 @@ class Journal:
 
 
 def holds_records(path: Path) -> bool:
-    """Is there a journal with at least one record, be it a damaged one?"""
+    """Say whether there is a journal with at least one record, be it a damaged one."""
     try:
         return len(list(islice(_complete_lines(path), 2))) == 2
     except OSError:

@@ -133,7 +133,7 @@ class _Writer:
             self.results.write_text(news.text_delta)
 
     def end(self) -> None:
-        """The answer is over, or was broken off: end the line."""
+        """End the line: the answer is over, or was broken off."""
         self._close_reasoning()
         if self._written:
             self.results.write(self.terminator)

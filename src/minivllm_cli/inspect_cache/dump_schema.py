@@ -193,7 +193,7 @@ class Document(_Part):
 
 
 def as_document(document: Document) -> dict[str, Any]:
-    """The plain form that views render: a value that was not there is left out where that says more."""
+    """Make the plain form that views render: a missing value is left out where that says more."""
     plain = document.model_dump()
     for device in plain["devices"]:
         for row in device["rows"]:

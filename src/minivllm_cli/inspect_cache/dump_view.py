@@ -35,7 +35,7 @@ def show_dump(run: Invocation, path: Path, options: TreeOptions, *, as_json: boo
 
 
 def read_dump(path: Path) -> dict[str, Any]:
-    """The document in a file, checked.
+    """Read the document in a file, and check it.
 
     Raises:
         CliError: the file cannot be read, is too large, or holds something else.

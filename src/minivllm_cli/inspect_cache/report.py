@@ -19,7 +19,7 @@ _REASONS = {
 
 
 def render_report(document: dict[str, Any], options: TreeOptions) -> str:
-    """Everything of the document but the plan. The document has a `hit`."""
+    """Render everything of the document, which has a `hit`, but the plan."""
     lines = [
         *_pool_lines(document["pools"]),
         "",

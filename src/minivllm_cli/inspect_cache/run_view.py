@@ -33,10 +33,10 @@ class _Nowhere:
         """Drop the record."""
 
     def finish(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def show_run(

@@ -51,12 +51,12 @@ class Solution:
         return {"max_num_seqs": plan.max_num_seqs, "max_model_len": plan.max_model_len}
 
     def document(self) -> dict[str, Any]:
-        """As it stands in the JSON document."""
+        """Write it as it stands in the JSON document."""
         meaning = " ".join(_MEANING[self.key.value])
         return {"key": self.key.value, "meaning": meaning, "config": {"engine": self.engine}}
 
     def yaml(self) -> str:
-        """A config file, or a part of one."""
+        """Write a config file, or a part of one."""
         first, *more = _MEANING[self.key.value]
         fitting = self.result.plan.full_length_requests
         lines = [
@@ -70,14 +70,14 @@ class Solution:
 
 
 def without(config: EngineConfig, key: Solvable) -> EngineConfig:
-    """`config` with the key that is to be found left open."""
+    """Return `config` with the key that is to be found left open."""
     return with_engine(config, **{key.value: None})
 
 
 def solve(
     key: Solvable, shape: ModelShape, config: EngineConfig, result: Fit, planner: Planner
 ) -> Solution:
-    """The largest value of `key` that fits beside everything else of a plan, nothing of it lowered.
+    """Find the largest value of `key` that fits beside everything else of a plan, nothing lowered.
 
     Args:
         config: with `key` left open.
@@ -120,7 +120,7 @@ class Recalibration:
         }
 
     def document(self) -> dict[str, Any]:
-        """As it stands in the JSON document."""
+        """Write it as it stands in the JSON document."""
         return {
             "load": asdict(self.report),
             "kv_blocks": {"in_force": self.num_blocks, "measured": self.plan.num_blocks},
@@ -128,7 +128,7 @@ class Recalibration:
         }
 
     def yaml(self) -> str:
-        """A config file, or a part of one."""
+        """Write a config file, or a part of one."""
         report, sizes = self.report, self.report.graph_sizes
         lines = [
             f"# graph reserve: {format_size(report.graph_bytes_planned)} planned, "

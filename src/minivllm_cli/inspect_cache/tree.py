@@ -57,7 +57,7 @@ FILTERS = tuple(_KINDS)
 
 
 def check_filters(filters: Sequence[str]) -> tuple[str, ...]:
-    """`filters` as they are.
+    """Check `filters`, and return them as they are.
 
     Raises:
         CliError: one is neither a known word nor the beginning of a hash.
@@ -73,14 +73,14 @@ def check_filters(filters: Sequence[str]) -> tuple[str, ...]:
 
 
 def select(nodes: Sequence[Node], options: TreeOptions) -> list[Node]:
-    """The segments that pass the filters, in order, at most `limit`."""
+    """Select the segments that pass the filters, in order, at most `limit`."""
     order = _order(nodes, options.sort)
     passing = [node for node in nodes if all(_passes(node, word) for word in options.filters)]
     return sorted(passing, key=order)[: options.limit]
 
 
 def draw_tree(nodes: Sequence[Node], options: TreeOptions) -> list[str]:
-    """Lines of at most 80 columns, and what was left out."""
+    """Draw lines of at most 80 columns, and say what was left out."""
     chosen = select(nodes, options)
     shown = _with_ancestors(nodes, chosen)
     below: dict[int, list[Node]] = defaultdict(list)
@@ -204,7 +204,7 @@ def _text_lines(text: str, indent: str) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """`text` in ASCII and letters of one column: everything else as Python would write it."""
+    """Write `text` in ASCII and letters of one column: everything else as Python would write it."""
     return "".join(c if c.isascii() and c.isprintable() else _escape(c) for c in text)
 
 

@@ -145,12 +145,12 @@ class CheckpointIndex:
             raise refused
 
     def seems_tied(self, config: ModelConfig) -> bool:
-        """As `is_tied` by names alone, without reading weights: a head beside `tie_word_embeddings` is
-        taken for a copy of the embedding."""
+        """Say by names alone whether the head is the embedding: one beside `tie_word_embeddings` is taken
+        for a copy of it."""
         return HEAD not in self.entries or config.tie_word_embeddings
 
     def is_tied(self, config: ModelConfig) -> bool:
-        """Whether the output head is the embedding, once `check` has passed.
+        """Say whether the output head is the embedding, once `check` has passed.
 
         A head in the file counts unless the config says tied and it equals the embedding; where it
         differs all the same, that is logged. Compares the stored bytes, so it may read both.

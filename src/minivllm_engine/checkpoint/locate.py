@@ -55,7 +55,7 @@ def locate(model: str | Path) -> Path:
 
 
 def hub_cache() -> Path:
-    """Where Hugging Face's libraries keep what they download."""
+    """Say where Hugging Face's libraries keep what they download."""
     for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(key):
             return _expanded(Path(os.environ[key]))
@@ -66,7 +66,7 @@ def hub_cache() -> Path:
 
 
 def local_checkpoints() -> list[str]:
-    """Ids of the models in the local Hugging Face cache, of which there is a snapshot with a config.json."""
+    """List the ids of models in the local Hugging Face cache that have a snapshot with a config.json."""
     return sorted(_cached(hub_cache()))
 
 
@@ -97,7 +97,7 @@ def refuse_what_is_no_model(path: Path, names: list[str]) -> None:
 
 
 def gguf_file(file: Path) -> CheckpointError:
-    """The error for a file of llama.cpp."""
+    """Make the error for a file of llama.cpp."""
     return CheckpointError(
         f"{file} is a GGUF file",
         why="its weights are quantised and renamed",

@@ -21,14 +21,14 @@ _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
 def conversion_command(path: Path) -> str:
-    """The command that makes a loadable checkpoint of `path`."""
+    """Return the command that makes a loadable checkpoint of `path`."""
     return f"minivllm convert-weights {shlex.quote(str(path))} DST"
 
 
 def mismatch(
     path: Path, entries: Mapping[str, TensorEntry], config: ModelConfig
 ) -> CheckpointError | None:
-    """The error for tensors that are not those of `config`, or None.
+    """Make the error for tensors that are not those of `config`, or return None.
 
     Args:
         path: the model directory.
@@ -65,18 +65,18 @@ def mismatch(
 
 
 def is_beyond(layer: int | None, config: ModelConfig) -> bool:
-    """Is it a layer that the model does not have?"""
+    """Say whether it is a layer that the model does not have."""
     return layer is not None and layer >= config.num_hidden_layers
 
 
 def layers_of(config: ModelConfig) -> str:
-    """Of layers that are too many: how many there are to be."""
+    """Return how many layers there are to be, of names that are too many."""
     count = config.num_hidden_layers
     return f"{BEYOND} {count} layers (0-{count - 1})" if count > 1 else f"{BEYOND} 1 layer (0)"
 
 
 def left_missing(path: Path) -> frozenset[str]:
-    """The tensors that a conversion to `path` was allowed to do without, as its manifest says."""
+    """Return the tensors that a conversion to `path` was allowed to do without, as its manifest says."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -71,7 +71,7 @@ def without_roots(name: str) -> str:
 
 
 def split_layer(name: str) -> BareName:
-    """A name without wrappers and roots, with its layer apart."""
+    """Return a name without wrappers and roots, with its layer apart."""
     match = _LAYER.fullmatch(name)
     return BareName(int(match[1]), match[2]) if match else BareName(None, name)
 
@@ -82,12 +82,12 @@ def bare_name(name: str) -> BareName:
 
 
 def skip_rule(bare: BareName) -> str | None:
-    """The rule by which a tensor is left out, or None."""
+    """Return the rule by which a tensor is left out, or None."""
     return next((rule for rule, pattern in _SKIPPED if pattern.match(str(bare))), None)
 
 
 def canonical_name(name: str) -> str | None:
-    """The canonical name of a tensor, or None where it belongs to a part that is left out.
+    """Return the canonical name of a tensor, or None where it belongs to a part that is left out.
 
     A name that is not of this family comes back with its wrappers replaced all the same; whether it is
     one that the model has is for `CheckpointIndex.check` to say.
@@ -97,12 +97,12 @@ def canonical_name(name: str) -> str | None:
 
 
 def refusal(name: str) -> Refusal | None:
-    """Why a checkpoint with a tensor of this name can neither be run nor converted, or None."""
+    """Say why a checkpoint with a tensor of this name can neither be run nor converted, or None."""
     return next((found for pattern, found in _REFUSED if pattern.search(name)), None)
 
 
 def foreign_layout(name: str) -> str | None:
-    """Whose layout a name betrays that is not canonical but can be converted, or None."""
+    """Say whose layout a name betrays that is not canonical but can be converted, or None."""
     bare = bare_name(name)
     if bare.layer is not None and bare.tensor.startswith("mixer."):
         return "mixer"
@@ -113,7 +113,7 @@ def foreign_layout(name: str) -> str | None:
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Dims]:
-    """Every tensor a model of this shape has, `lm_head.weight` included: canonical name -> its
+    """Return every tensor a model of this shape has, `lm_head.weight` included: canonical name -> its
     dimensions, each as (the config's name for it, size)."""
     vocab, hidden = ("vocab_size", config.vocab_size), ("hidden_size", config.hidden_size)
     tensors: dict[str, Dims] = {EMBEDDING: (vocab, hidden)}

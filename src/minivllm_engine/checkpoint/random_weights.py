@@ -12,5 +12,5 @@ class RandomWeights:
     seed: int = 0
 
     def seems_tied(self, config: ModelConfig) -> bool:
-        """Whether the output head is the embedding: as the config says."""
+        """Say whether the output head is the embedding: as the config says."""
         return config.tie_word_embeddings

@@ -43,7 +43,7 @@ class TensorEntry:
 
 
 def read_header(file: Path) -> list[TensorEntry]:
-    """All tensors of `file`, in the order of its header.
+    """Read all tensors of `file`, in the order of its header.
 
     Raises:
         CheckpointError: the file cannot be read, is truncated, or its header is not one.

@@ -79,7 +79,7 @@ def read_shard_index(file: Path) -> ShardIndex:
 def indexed_tensors(
     index: ShardIndex, stored: Iterable[TensorEntry]
 ) -> tuple[list[TensorEntry], str | None]:
-    """The tensors that the index names, each from the file that it says, and what it leaves out in words.
+    """Find the tensors that the index names, each in the file it says, and say what it leaves out.
 
     Args:
         stored: all tensors of its shards.
@@ -125,7 +125,7 @@ def _is_file(path: Path) -> bool:
 
 
 def shard_set(name: str) -> tuple[str, ...] | None:
-    """All files of the set that `name` says to be one of, or None where it is not numbered so."""
+    """List all files of the set that `name` says it is one of, or None where it is not numbered so."""
     match = _NUMBERED.fullmatch(name)
     if match is None:
         return None
@@ -134,7 +134,7 @@ def shard_set(name: str) -> tuple[str, ...] | None:
 
 
 def check_shard_sets(directory: Path, names: Iterable[str]) -> None:
-    """Without an index, only their names tell that files of a set are not there.
+    """Check by names, without an index, that all files of a set are there.
 
     Raises:
         CheckpointError: some are missing.

@@ -66,7 +66,7 @@ class TargetBuilder:
         self._word, self._progress = word, progress
 
     def write_shards(self) -> tuple[list[FinishedShard], frozenset[str]]:
-        """All shards in order, and the names of those that were there."""
+        """Write all shards in order; return the names of those that were there."""
         done = self._resumable()
         missing = sum(s.num_bytes for s in self._plan.shards if s.name not in done)
         _check_space(self._plan, self._directory, missing)
@@ -120,7 +120,7 @@ class TargetBuilder:
             write_atomic(copy, content, durable=True)
 
     def verify(self, how: str) -> int:
-        """The number of source tensors compared.
+        """Compare the target with its source; return the number of tensors compared.
 
         Raises:
             ConversionError: "verification": something differs. The shards will be written anew.
@@ -151,7 +151,7 @@ class TargetBuilder:
         verified: str,
         argv: tuple[str, ...],
     ) -> None:
-        """Manifest, then index: what makes a directory of shards a checkpoint comes last."""
+        """Write the manifest, then the index: what makes a directory of shards a checkpoint comes last."""
         files = self._plan.source.files
         total = sum(file.stat().st_size for file in files)
         counter = Counter(self._progress, "hash", len(files), total)

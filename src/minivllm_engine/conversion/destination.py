@@ -54,7 +54,8 @@ class Destination:
 
     @destination_errors()
     def check(self, source: Source, *, resume: bool, overwrite: bool) -> None:
-        """
+        """Refuse a destination that a conversion must not touch.
+
         Raises:
             ConversionError: "destination": something is there, or it is where the source is.
         """
@@ -91,7 +92,7 @@ class Destination:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """The partial directory, made if need be and held against other conversions.
+        """Make the partial directory if need be, and hold it against other conversions.
 
         Raises:
             ConversionError: "destination": another process is writing there.

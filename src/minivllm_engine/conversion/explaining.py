@@ -44,8 +44,8 @@ class Explanation:
 
 
 def explain(plan: Plan, name: str) -> tuple[Explanation, ...]:
-    """The rule chain of a source tensor, or where a target tensor comes from; a name that is both gives
-    two explanations.
+    """Explain a source tensor's chain of rules, or where a target tensor comes from; a name that is
+    both gives two explanations.
 
     Raises:
         CheckpointError: no tensor has this name; the nearest names are in its hint.
@@ -124,7 +124,7 @@ def _shard_of(plan: Plan, target: str) -> str:
 
 
 def rows_text(rows: Rows) -> str:
-    """Rows in words: "rows 0:64", or "4 runs of 32 rows, every 64 from 0"."""
+    """Write rows in words: "rows 0:64", or "4 runs of 32 rows, every 64 from 0"."""
     if rows.groups == 1:
         return f"rows {rows.offset}:{rows.offset + rows.size}"
     return f"{rows.groups} runs of {rows.size} rows, every {rows.stride} from {rows.offset}"
@@ -144,7 +144,7 @@ class Proposal:
 
 
 def proposal(plan: Plan) -> Proposal:
-    """One line of a mapping that mends something and harms nothing, or else advice by kind of problem."""
+    """Propose one line of a mapping that mends something and harms nothing, or else advice by kind."""
     before, best, least = counts_of(plan.problems), None, plan.problems
     for candidate in plan.candidates:
         try:
@@ -175,7 +175,7 @@ def proposal(plan: Plan) -> Proposal:
 
 
 def not_covered(plan: Plan) -> ConversionError:
-    """The error for a plan with problems: their number by kind, the first of them, and what can be done."""
+    """Make the error for a plan with problems: their number by kind, the first of them, and a way out."""
     first = plan.problems[0]
     detail = f": {first.detail}" if first.detail else ""
     return ConversionError(
@@ -187,7 +187,7 @@ def not_covered(plan: Plan) -> ConversionError:
 
 
 def reason(plan: Plan) -> str:
-    """Why a plan with problems is not carried out, beyond what its problems say."""
+    """Say why a plan with problems is not carried out, beyond what its problems say."""
     counts = counts_of(plan.problems)
     tensors = count_text(len(plan.source.tensors), "tensor")
     text = f"{plan.num_used - counts['wrong_shape']:,} of {tensors} in the source fit"

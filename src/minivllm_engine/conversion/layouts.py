@@ -22,7 +22,7 @@ def block_rows(block: str, config: ModelConfig) -> int:
 
 
 def place_blocks(rule: TensorRule, config: ModelConfig) -> dict[str, Rows]:
-    """The rows of each block in a tensor of `rule`."""
+    """Return the rows of each block in a tensor of `rule`."""
     placed: dict[str, Rows] = {}
     offset = 0
     for section in rule.sections:
@@ -73,7 +73,7 @@ class Layouts:
         return "copy"
 
     def source_shape(self, rule: TensorRule, layer: int | None) -> tuple[int, ...] | None:
-        """What a source tensor of `rule` must look like; None where the model has no such part."""
+        """Say what a source tensor of `rule` must look like; None where the model has no such part."""
         targets = [self.target_name(block, layer) for block in rule.blocks]
         if any(target not in self.expected for target in targets):
             return None
@@ -83,7 +83,7 @@ class Layouts:
         return (num_rows(rule, self.config), *tail)
 
     def pieces(self, rule: TensorRule, source: str, layer: int | None) -> list[Piece]:
-        """What becomes of a tensor of `rule`, neighbours joined."""
+        """Say what becomes of a tensor of `rule`, neighbours joined."""
         pieces: list[Piece] = []
         for block, rows in place_blocks(rule, self.config).items():
             target_rows = place_blocks(_HOME[block], self.config)[block]

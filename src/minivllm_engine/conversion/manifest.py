@@ -26,7 +26,7 @@ _BLOCK = 1 << 22
 
 
 def sha256_of(file: Path, advance: Callable[[int], None] | None = None) -> str:
-    """The hash in hexadecimal. advance: called with the bytes of each block that was read."""
+    """Hash a file, in hexadecimal. advance: called with the bytes of each block that was read."""
     digest = hashlib.sha256()
     buffer = bytearray(_BLOCK)
     view = memoryview(buffer)
@@ -49,7 +49,7 @@ class FinishedShard:
 
 
 def fingerprint(plan: Plan) -> str:
-    """One word for everything that decides the bytes of the target."""
+    """Hash everything that decides the bytes of the target."""
     files = [*plan.source.files, *plan.source.side_files]
     parts = [
         MAPPING,
@@ -75,7 +75,7 @@ def write_state(directory: Path, word: str, shards: Sequence[FinishedShard]) -> 
 
 
 def read_state(directory: Path) -> tuple[str, tuple[FinishedShard, ...]] | None:
-    """(fingerprint, shards) of an unfinished conversion; None where there is none that can be read."""
+    """Read (fingerprint, shards) of an unfinished conversion; None where none can be read."""
     try:
         content = read_json_object(directory / STATE)
         shards = tuple(
@@ -150,7 +150,7 @@ def manifest_content(
 
 
 def index_content(plan: Plan) -> dict[str, Any]:
-    """The index of a target in several files."""
+    """Return the index of a target in several files."""
     weight_map = {name: shard.name for shard in plan.shards for name in shard.tensors}
     return {
         "metadata": {"total_size": plan.bytes_out},
@@ -159,7 +159,7 @@ def index_content(plan: Plan) -> dict[str, Any]:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a finished conversion.
+    """Read the manifest of a finished conversion.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -208,7 +208,7 @@ def _command(directory: Path) -> str:
 
 
 def manifest_options(manifest: Mapping[str, Any], file: Path) -> ConvertOptions:
-    """The options that a conversion was made with.
+    """Return the options that a conversion was made with.
 
     Args:
         file: where `manifest` was read, for the error.

@@ -98,7 +98,7 @@ _QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 
 
 def check_types(source: Source, matching: Matching) -> None:
-    """Every tensor of which something is read has to be of floats.
+    """Check that every tensor of which something is read is of floats.
 
     Raises:
         CheckpointError: some are not; says what they are, and what can be done.

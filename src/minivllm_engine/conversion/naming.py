@@ -47,7 +47,7 @@ class _Rename:
     as_stored: bool
 
     def match(self, stored: str, bare: str) -> re.Match[str] | None:
-        """stored: a name as it is in the file; bare: without wrappers and roots."""
+        """Rename, or return None. stored: a name as in the file; bare: without wrappers and roots."""
         spellings = [stored]
         if not self.as_stored:
             spellings += [without_wrappers(stored), bare, split_layer(bare).canonical]

@@ -20,29 +20,29 @@ _BRACES = re.compile(r"\{[0-9][0-9,\-]*\}")
 
 
 def placeholders(pattern: str) -> int:
-    """How many parts of a pattern stand for something else."""
+    """Say how many parts of a pattern stand for something else."""
     return len(_SPECIAL.findall(pattern))
 
 
 def special_segments(pattern: str) -> list[tuple[int, str]]:
-    """Where each of these parts begins, and its text."""
+    """Say where each of these parts begins, and its text."""
     return [(found.start(), found[0]) for found in _SPECIAL.finditer(pattern)]
 
 
 def as_regex(pattern: str) -> re.Pattern[str]:
-    """An expression for `fullmatch`, with a group for each placeholder."""
+    """Return an expression for `fullmatch`, with a group for each placeholder."""
     parts = _SPECIAL.split(pattern)
     return re.compile("".join(_expression(part) for part in parts), re.DOTALL)
 
 
 def filled(pattern: str, values: Iterable[str]) -> str:
-    """`pattern` with its placeholders replaced by `values`, from the left."""
+    """Replace the placeholders of `pattern` by `values`, from the left."""
     parts = iter(values)
     return _SPECIAL.sub(lambda _: next(parts), pattern)
 
 
 def matches(name: str, globs: Iterable[str]) -> bool:
-    """Is `name` one of these globs, in which `*` stands for anything, or such a pattern, or just that?"""
+    """Say whether `name` matches one of these globs (`*` stands for anything), such a pattern, or is it."""
     return any(
         name == glob or fnmatch.fnmatchcase(name, glob) or _matches_braces(name, glob)
         for glob in globs
@@ -211,7 +211,7 @@ def pattern_of(name: str) -> str:
 
 
 def filled_pattern(pattern: str, names: list[str]) -> str:
-    """`pattern` for these names alone, where it has one number."""
+    """Narrow `pattern` to these names alone, where it has one number."""
     if len(names) == 1:
         return names[0]
     numbers = [_NUMBER.search(f".{name}.") for name in names]
@@ -234,7 +234,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def nearest(pattern: str, others: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Up to 2 of `others` within a fifth of `pattern`'s length, nearest first, with the edits between."""
+    """Find up to 2 of `others` within a fifth of `pattern`'s length, nearest first, and the edits."""
     close = difflib.get_close_matches(pattern, sorted(set(others) - {pattern}), n=5, cutoff=0.75)
     ranked = sorted((edits(pattern, other), other) for other in close)
     limit = max(2, len(pattern) // 5)
@@ -252,7 +252,7 @@ def edits(first: str, second: str) -> int:
 
 
 def glob_of(name: str, count: int = 1) -> str:
-    """A glob for a name, or a pattern of `count` names, that can be printed and typed."""
+    """Make a glob for a name, or a pattern of `count` names, that can be printed and typed."""
     if count == 1 and escape(name) == name and not mistake_in_glob(name):
         return name
     signs = "*?[" if count == 1 else "?["

@@ -49,7 +49,7 @@ class Rows:
         return self.groups * self.size
 
     def runs(self) -> list[tuple[int, int]]:
-        """Each run as (first row, row after the last)."""
+        """Yield each run as (first row, row after the last)."""
         starts = range(self.offset, self.offset + self.groups * self.stride, self.stride)
         return [(start, start + self.size) for start in starts]
 
@@ -126,7 +126,7 @@ class Row:
     num_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it stands in the document of a plan."""
+        """Return the row as it stands in the document of a plan."""
         return {
             "source": self.source,
             "n": self.count,
@@ -159,7 +159,7 @@ class Problem:
     remedy: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The problem as it stands in the document of a plan."""
+        """Return the problem as it stands in the document of a plan."""
         return {
             "name": self.name,
             "n": self.count,
@@ -226,7 +226,7 @@ class Plan:
         return len({piece.source for piece in self.pieces})
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as one JSON document of kind "convert-plan" (rows, problems, totals, needs)."""
+        """Return the plan as one JSON document of kind "convert-plan" (rows, problems, totals, needs)."""
         by_kind: dict[str, list[dict[str, Any]]] = {
             kind: [] for kind in ("unmatched", "missing", "wrong_shape")
         }
@@ -256,10 +256,10 @@ class Plan:
 
 
 def file_name(index: int, count: int) -> str:
-    """Of shard `index` (from 0) of `count`."""
+    """Name the file of shard `index` (from 0) of `count`."""
     return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
 def partial_path(dst: Path) -> Path:
-    """Where a conversion to `dst` is built before it is renamed."""
+    """Say where a conversion to `dst` is built before it is renamed."""
     return dst.with_name(dst.name + ".partial")

@@ -42,7 +42,7 @@ from minivllm_engine.model_config.config import ModelConfig
 def target_tensors(
     found: Iterable[Match], layouts: Layouts, options: ConvertOptions
 ) -> tuple[TargetTensor, ...]:
-    """Every target that a match gives something of, in the order of the model."""
+    """Return every target that a match gives something of, in the order of the model."""
     dtypes: defaultdict[str, set[str]] = defaultdict(set)
     fp32: set[str] = set()
     for match in found:
@@ -63,7 +63,7 @@ def target_tensors(
 
 
 def main_dtype(targets: Iterable[TargetTensor]) -> str:
-    """The type that most bytes are stored in."""
+    """Return the type that most bytes are stored in."""
     sizes: defaultdict[str, int] = defaultdict(int)
     for target in targets:
         sizes[target.dtype] += target.num_bytes
@@ -128,12 +128,12 @@ def plan_conversion(
 
 
 def plan_with_own_head(plan: Plan, dst: str | Path) -> Plan:
-    """The same plan for a head that turned out not to be the embedding."""
+    """Plan the same for a head that turned out not to be the embedding."""
     return _plan(plan.source, plan.options, dst, head_differs=True)
 
 
 def replanned(plan: Plan, options: ConvertOptions) -> Plan:
-    """The same plan under other options.
+    """Plan the same under other options.
 
     Raises:
         CheckpointError: as `plan_conversion`.
@@ -142,7 +142,7 @@ def replanned(plan: Plan, options: ConvertOptions) -> Plan:
 
 
 def heads_in_question(plan: Plan) -> list[tuple[TensorEntry, TensorEntry]]:
-    """Each head that is dropped as a copy, with the embedding that it has to equal."""
+    """Return each head that is dropped as a copy, with the embedding that it has to equal."""
     entries = {entry.name: entry for entry in plan.source.tensors}
     embedding = next((p.source for p in plan.pieces if p.target == EMBEDDING), None)
     if embedding is None:
@@ -229,7 +229,7 @@ def _nothing_known(source: Source) -> CheckpointError:
 
 
 def free_space(path: Path) -> int:
-    """Bytes free where `path` is, or will be."""
+    """Count the bytes free where `path` is, or will be."""
     path = path.expanduser().absolute()
     while path != path.parent:
         try:

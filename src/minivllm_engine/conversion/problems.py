@@ -71,7 +71,7 @@ class Outcome:
 def find_problems(
     outcome: Outcome, layouts: Layouts, options: ConvertOptions
 ) -> tuple[tuple[Problem, ...], tuple[Renames, ...]]:
-    """Everything that is wrong, and whole mappings that may mend some of it: to be tried, not told."""
+    """Find all that is wrong, and whole mappings that may mend some of it: to be tried, not told."""
     holes, shared, given = _gaps(outcome, layouts, options)
     blamed = _blamed_lines(outcome.tensors, holes, layouts)
     problems = (
@@ -92,7 +92,7 @@ def find_problems(
 
 
 def layer_problems(tensors: Iterable[NamedTensor], layouts: Layouts) -> dict[int | None, Problem]:
-    """Layers that hold the other kind of mixer than config.json says."""
+    """Find layers that hold the other kind of mixer than config.json says."""
     kinds: defaultdict[int, set[str]] = defaultdict(set)
     for tensor in tensors:
         rule = None if tensor.dropped else find_rule(tensor, layouts.styles)
@@ -114,7 +114,7 @@ def layer_problems(tensors: Iterable[NamedTensor], layouts: Layouts) -> dict[int
 
 
 def why_unmatched(rule: TensorRule | None, layer: int | None, layouts: Layouts) -> str:
-    """What is wrong with a tensor, where it is not its name."""
+    """Say what is wrong with a tensor, where it is not its name."""
     if is_beyond(layer, layouts.config):
         return layers_of(layouts.config)
     return "" if rule is None else "config.json has no such part"
@@ -366,7 +366,7 @@ def _grouped(
 
 
 def counted(problems: Iterable[Problem]) -> list[str]:
-    """How many tensors each kind of problem concerns: ["1 unmatched", "2 missing"]."""
+    """Count the tensors of each kind of problem: ["1 unmatched", "2 missing"]."""
     counts = counts_of(problems)
     return [f"{counts[kind]:,} {words}" for kind, words in PROBLEM_WORDS.items() if counts[kind]]
 

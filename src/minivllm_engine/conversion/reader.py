@@ -54,7 +54,7 @@ class TensorReader:
         self._mapped.clear()
 
     def read(self, entry: TensorEntry, rows: tuple[int, int] | None = None) -> torch.Tensor:
-        """A tensor, or some of its rows, in the type and shape that it has in its file.
+        """Read a tensor, or some of its rows, in the type and shape that it has in its file.
 
         Raises:
             CheckpointError: the file changed since its header was read, or cannot be read.
@@ -110,7 +110,7 @@ _EXPONENTS = {torch.float64: 11, torch.float32: 8, torch.float16: 5, torch.bfloa
 
 
 def count_non_finite(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-    """How many values are NaN or infinite.
+    """Count the values that are NaN or infinite.
 
     Args:
         dtype: the type that they are looked at in, by default their own, or fp32 for fp64, as no model
@@ -126,7 +126,7 @@ def count_non_finite(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> 
 
 
 def largest_finite(tensor: torch.Tensor) -> float:
-    """The largest magnitude of a value that is finite."""
+    """Return the largest magnitude of a value that is finite."""
     return max(
         (float(part.abs().nan_to_num_(nan=0.0, posinf=0.0).max()) for (part,) in _chunks(tensor)),
         default=0.0,
@@ -134,7 +134,7 @@ def largest_finite(tensor: torch.Tensor) -> float:
 
 
 def is_held_by(value: float, dtype: torch.dtype) -> bool:
-    """Is it finite in `dtype`, rounded as a cast rounds?"""
+    """Say whether it is finite in `dtype`, rounded as a cast rounds."""
     return bool(torch.tensor(value, dtype=torch.float64).to(dtype).isfinite())
 
 
@@ -143,7 +143,7 @@ def is_lossy(before: torch.dtype, after: torch.dtype) -> bool:
 
 
 def max_relative_error(before: torch.Tensor, after: torch.Tensor) -> float:
-    """max |after - before| / |before| where `before` is not 0, of two tensors of one shape."""
+    """Compute max |after - before| / |before| where `before` is not 0, of two tensors of one shape."""
     worst = 0.0
     wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
     for a, b in _chunks(before, after):
@@ -162,7 +162,7 @@ def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Until the block ends; then as many as before."""
+    """Compute in one thread until the block ends; then in as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -130,7 +130,7 @@ class Counter:
             self.advance(0)
 
     def enter_shard(self, number: int) -> None:
-        """`number` counts from 1."""
+        """Begin shard `number`, counted from 1."""
         self._shard = number
 
     def advance(self, num_bytes: int) -> None:
@@ -143,7 +143,7 @@ class Counter:
 
 @contextmanager
 def reading_errors() -> Iterator[None]:
-    """For what reads; also a decorator.
+    """Turn errors of reading into ours; also a decorator.
 
     Raises:
         CheckpointError: in the place of an OSError.
@@ -160,7 +160,7 @@ def reading_errors() -> Iterator[None]:
 
 @contextmanager
 def destination_errors() -> Iterator[None]:
-    """For what looks at a destination or changes it; also a decorator.
+    """Turn errors of looking at a destination, or changing it, into ours; also a decorator.
 
     Raises:
         ConversionError: "destination", in the place of an OSError.

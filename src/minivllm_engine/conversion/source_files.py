@@ -60,7 +60,7 @@ class WeightFiles:
 
 
 def find_weights(path: Path) -> WeightFiles:
-    """The weights of `path`, a directory or one file.
+    """Find the weights of `path`, a directory or one file.
 
     Raises:
         CheckpointError: there are none, several checkpoints lie there, or they are of a kind that is
@@ -85,7 +85,7 @@ def find_weights(path: Path) -> WeightFiles:
 
 
 def side_files(directory: Path) -> tuple[Path, ...]:
-    """Tokenizer, chat template, generation config and licence files, as far as they are there.
+    """Find tokenizer, chat template, generation config and licence files, as far as they are there.
 
     Raises:
         CheckpointError: one of them is a link that leads nowhere or in a circle, or a Git LFS pointer.
@@ -104,7 +104,7 @@ def side_files(directory: Path) -> tuple[Path, ...]:
 
 
 def carried_name(file: Path) -> str:
-    """Where a side file lies in a checkpoint, the templates of a folder with it."""
+    """Say where a side file lies in a checkpoint, the templates of a folder with it."""
     return f"{TEMPLATES}/{file.name}" if file.parent.name == TEMPLATES else file.name
 
 
@@ -113,7 +113,8 @@ def is_licence(name: str) -> bool:
 
 
 def check_readable(file: Path) -> None:
-    """
+    """Check that `file` can be read.
+
     Raises:
         CheckpointError: `file` is not there, is a link that leads nowhere or in a circle, or is no file.
     """

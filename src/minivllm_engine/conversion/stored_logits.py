@@ -83,7 +83,7 @@ def compare_logits(model: str | Path, file: str | Path, *, cast: bool = False) -
 
 
 def check_stored_logits(file: str | Path, vocab_size: int) -> None:
-    """Is `file` of the form that `compare_logits` takes, for a model of this vocabulary?
+    """Check that `file` is of the form that `compare_logits` takes, for a model of this vocabulary.
 
     Raises:
         ConfigError: no, and why.

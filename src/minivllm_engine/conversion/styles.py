@@ -63,7 +63,7 @@ def recognise(
 
 
 def find_rule(tensor: NamedTensor, active: frozenset[str]) -> TensorRule | None:
-    """The rule of a tensor's name under these styles, or None where no rule knows it."""
+    """Find the rule of a tensor's name under these styles, or None where no rule knows it."""
     key = (tensor.bare.layer is not None, tensor.bare.tensor)
     rules = [rule for rule in (*FOREIGN, *CANONICAL) if (rule.in_layer, rule.tensor) == key]
     styled = [rule for rule in rules if rule.style in active]

@@ -31,7 +31,7 @@ class _Group:
 def table_rows(
     found: Sequence[Match], dropped: Sequence[Dropped], targets: Sequence[TargetTensor]
 ) -> tuple[Row, ...]:
-    """Lines in the order of the model, what is dropped at the end."""
+    """Make the lines in the order of the model, what is dropped at the end."""
     by_name = {target.name: target for target in targets}
     order = {target.name: position for position, target in enumerate(targets)}
     sources: defaultdict[str, set[str]] = defaultdict(set)
@@ -61,7 +61,7 @@ def table_rows(
 
 
 def operation(match: Match, sources: Mapping[str, set[str]]) -> str:
-    """What is done to a source tensor, in words. sources: target -> the tensors it is made of."""
+    """Say what is done to a source tensor. sources: target -> the tensors it is made of."""
     first = match.pieces[0]
     if first.transform == "minus_one":
         return "w - 1"
@@ -116,7 +116,8 @@ def plan_notes(
     *,
     head_differs: bool,
 ) -> list[str]:
-    """
+    """List what should be known about a plan beside its table.
+
     Args:
         missing: targets that are left out, as allowed.
         head_differs: the head turned out not to be the embedding.

@@ -40,7 +40,7 @@ _NO_ATTENTION = (
 
 
 def adapt_config(content: Mapping[str, Any], source: str, styles: frozenset[str]) -> dict[str, Any]:
-    """A config that `ModelConfig` reads, from that of another producer.
+    """Make a config that `ModelConfig` reads from that of another producer.
 
     Raises:
         CheckpointError: a setting of Flash Linear Attention that this family has not, or a config that
@@ -59,7 +59,7 @@ def adapt_config(content: Mapping[str, Any], source: str, styles: frozenset[str]
 def target_config(
     adapted: Mapping[str, Any], config: ModelConfig, source: str, *, tied: bool, dtype: str
 ) -> dict[str, Any]:
-    """The content of the target's config.json.
+    """Make the content of the target's config.json.
 
     Args:
         adapted: from `adapt_config`; config: the same, read.

@@ -22,14 +22,14 @@ from minivllm_engine.core.escape import escape, listed
 
 
 def key_text(key: object) -> str:
-    """A key as text."""
+    """Write a key as text."""
     if isinstance(key, bytes):
         return key.decode("utf-8", "backslashreplace")
     return str(key)
 
 
 def level_of(file: Path, level: Mapping[Any, Any]) -> dict[str, Any]:
-    """One level by the text of its keys.
+    """Return one level by the text of its keys.
 
     Raises:
         CheckpointError: two keys have one text, such as 1 and "1".
@@ -48,7 +48,7 @@ def level_of(file: Path, level: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def walk(root: Any, path: tuple[str, ...]) -> Any:
-    """What lies at the end of `path`; None where that leads nowhere."""
+    """Follow `path` to what lies at its end; None where that leads nowhere."""
     level = root
     for text in path:
         if not isinstance(level, Mapping):
@@ -58,7 +58,7 @@ def walk(root: Any, path: tuple[str, ...]) -> Any:
 
 
 def find_weights_key(file: Path, root: Any, state_key: str) -> tuple[str, ...]:
-    """The path that `state_key` names.
+    """Find the path that `state_key` names.
 
     Raises:
         CheckpointError: it names no dictionary.
@@ -80,7 +80,7 @@ def find_weights_key(file: Path, root: Any, state_key: str) -> tuple[str, ...]:
 
 
 def key_option(root: Any, path: tuple[str, ...]) -> str | None:
-    """`--state-key ...` that leads to `path`, ready for a shell; None where none does."""
+    """Write the `--state-key ...` that leads to `path`, ready for a shell; None where none does."""
     text = ".".join(path)
     if not text or escape(text) != text or next(_paths(root, text), None) != path:
         return None
@@ -200,7 +200,7 @@ def load_torch_file(
 
 
 def torch_entries(file: Path, weights: TorchWeights) -> list[TensorEntry]:
-    """The tensors of `weights` as entries, without a place in the file."""
+    """Return the tensors of `weights` as entries, without a place in the file."""
     return [
         TensorEntry(
             file,

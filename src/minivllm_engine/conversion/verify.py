@@ -67,7 +67,7 @@ def same_values(
 
 
 def settle_head(plan: Plan, dst: Path, reader: TensorReader, progress: Callback | None) -> Plan:
-    """The plan, or where the head that it drops is not the embedding, the one that keeps both."""
+    """Return the plan, or where the head that it drops is not the embedding, one that keeps both."""
     if all(same_values(*pair, reader, progress) for pair in heads_in_question(plan)):
         return plan
     return plan_with_own_head(plan, dst)
@@ -78,7 +78,7 @@ _SHIFT_TOLERANCE = 2.0**-22
 
 
 def compare_headers(plan: Plan, directory: Path) -> tuple[dict[str, TensorEntry], list[Difference]]:
-    """The tensors found in the shards of `directory`, and how they differ from the plan."""
+    """Find the tensors in the shards of `directory`, and how they differ from the plan."""
     entries: dict[str, TensorEntry] = {}
     for shard in plan.shards:
         if (directory / shard.name).is_file():
@@ -104,7 +104,7 @@ def compare_headers(plan: Plan, directory: Path) -> tuple[dict[str, TensorEntry]
 
 
 def sample_of(plan: Plan) -> list[str]:
-    """One source tensor for each line of the mapping table that is written."""
+    """Return one source tensor for each line of the mapping table that is written."""
     first: dict[str, str] = {}
     for piece in plan.pieces:
         first.setdefault(pattern_of(piece.source), piece.source)

@@ -41,7 +41,7 @@ from minivllm_engine.core.units import count_text
 
 
 def view_rows(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """The rows as a view [groups, size, *rest] of `tensor`, which may be written through it."""
+    """View the rows as [groups, size, *rest] of `tensor`, which may be written through it."""
     step = tensor.stride(0)
     return tensor.as_strided(
         (rows.groups, rows.size, *tensor.shape[1:]),
@@ -51,7 +51,7 @@ def view_rows(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def is_whole(piece: Piece, source: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Is the piece all of its source and all of its target, as it is?"""
+    """Say whether the piece is all of its source and all of its target, as it is."""
     rows = Rows(0, 1, shape[0], shape[0])
     return (
         piece.transform == "copy"
@@ -67,7 +67,7 @@ def assemble(
     pieces: Iterable[Piece],
     read: Callable[[str], torch.Tensor],
 ) -> torch.Tensor:
-    """A target tensor, contiguous, in `dtype`.
+    """Assemble a target tensor, contiguous, in `dtype`.
 
     Args:
         pieces: those of this target.
@@ -87,12 +87,12 @@ def assemble(
 
 
 def as_target(piece: Piece, source: torch.Tensor) -> torch.Tensor:
-    """The values that a piece gives, before they are cast: [groups, size, *rest] as the source has them."""
+    """Return the values of a piece before they are cast: [groups, size, *rest] as the source has them."""
     return forward(view_rows(source, piece.source_rows), piece.transform)
 
 
 def forward(rows: torch.Tensor, transform: Transform) -> torch.Tensor:
-    """Values of a source [groups, size, *rest] as a target has them, before its dtype."""
+    """Lay out values of a source [groups, size, *rest] as a target has them, before its dtype."""
     if transform == "minus_one":
         wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
         return rows.to(wide) - 1
@@ -102,7 +102,7 @@ def forward(rows: torch.Tensor, transform: Transform) -> torch.Tensor:
 
 
 def backward(rows: torch.Tensor, transform: Transform) -> torch.Tensor:
-    """The inverse of `forward`, up to rounding."""
+    """Invert `forward`, up to rounding."""
     if transform == "minus_one":
         return rows.to(torch.float64) + 1
     if transform == "conv_axis":
@@ -180,7 +180,8 @@ class ShardWriter:
         self._last: tuple[str, torch.Tensor] | None = None
 
     def write(self, shard: Shard, directory: Path, counter: Counter) -> FinishedShard:
-        """
+        """Write one shard into `directory`, tensor by tensor.
+
         Raises:
             ConversionError: "non_finite", naming every tensor of the source with such values.
             OSError: the disk is full, and all else that writing can meet.

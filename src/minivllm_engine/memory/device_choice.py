@@ -15,7 +15,7 @@ _INSTALL_FLASH = "pip install 'flash-attn>=2.8,<3' --no-build-isolation"
 
 
 def choose_device(options: EngineOptions) -> DeviceMemory:
-    """The device that `options.device` means: for `auto` the GPU, if there is one that can be used.
+    """Choose the device that `options.device` means: for `auto` the GPU, if one can be used.
 
     Raises:
         BackendUnavailable: `cuda` is asked for and cannot be used, or a package is missing that the GPU

@@ -342,7 +342,7 @@ class _Fitting:
 
 
 def largest(fits: Callable[[int], bool], most: int, least: int = 1) -> int | None:
-    """The largest number from `least` to `most` that fits; None if `least` does not.
+    """Find the largest number from `least` to `most` that fits; None if `least` does not.
 
     `fits` must not become true again once it is false.
     """

@@ -103,7 +103,7 @@ class MemoryPlan:
         return shortest if shortest + SHORTEST_SEQUENCE <= self.max_model_len else None
 
     def rows(self, *, from_headers: bool) -> tuple[MemoryRow, ...]:
-        """Shares of the device's memory that add up to all of it.
+        """List the shares of the device's memory, which add up to all of it.
 
         `unused` is negative where the plan does not fit: by so much it is too large.
 

@@ -43,7 +43,7 @@ def plan_memory(
 def try_plan(
     model: ModelConfig, config: EngineConfig, device: DeviceMemory, *, tied: bool | None = None
 ) -> Fit:
-    """As `plan_memory`, but silent, and with a result also where it does not fit.
+    """Plan as `plan_memory` does, but silently, and with a result also where it does not fit.
 
     Raises:
         ConfigError: `max_model_len` is beyond what the model's positions are made for.
@@ -58,7 +58,7 @@ def planner_of(model: ModelConfig, device: DeviceMemory, tied: bool | None = Non
 
 
 def plan_warnings(result: Fit, config: EngineConfig) -> list[str]:
-    """What somebody who starts this engine should know: lowered defaults, and a cache that cannot hit."""
+    """List what whoever starts this engine should know: lowered defaults, a cache that cannot hit."""
     texts = [
         f"{one.key} lowered from {one.wanted} to {one.value}: {one.why}" for one in result.lowered
     ]
@@ -82,7 +82,7 @@ def plan_warnings(result: Fit, config: EngineConfig) -> list[str]:
 def refusal(
     model: ModelConfig, config: EngineConfig, result: Fit, *, tied: bool | None = None
 ) -> CapacityError:
-    """The error for a `result` that is not ok: the pool, the numbers, and changes that work."""
+    """Make the error for a `result` that is not ok: the pool, the numbers, and changes that work."""
     device = result.plan.device
     changes = suggest_changes(config, planner_of(model, device, tied))
     what, why = _what_does_not_fit(config, result, {one.key: one.value for one in changes})

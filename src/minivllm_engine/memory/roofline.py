@@ -7,7 +7,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def decode_weight_bytes(model: ModelConfig, dtype: str, *, tied: bool) -> int:
-    """Bytes of the weights that a decode step reads, each once.
+    """Count the bytes of the weights that a decode step reads, each once.
 
     Of an embedding that is not the head, a step reads a row a sequence, which counts as nothing.
     """
@@ -23,7 +23,7 @@ def decode_step_bytes(
     context: float,
     tied: bool,
 ) -> float:
-    """Bytes that a decode step of `batch` sequences must read and write.
+    """Count the bytes that a decode step of `batch` sequences must read and write.
 
     Weights are read once; conv and recurrent states are read and written; keys and values are read.
 

@@ -33,7 +33,7 @@ _KERNELS_PER_LAYER = 12
 
 @lru_cache(maxsize=64)  # asked hundreds of times where a plan is searched for
 def weight_bytes(model: ModelConfig, dtype: str, *, tied: bool) -> int:
-    """Bytes of all weights in memory, and of what the layers derive from them and keep.
+    """Count the bytes of all weights in memory, and of what the layers derive from them and keep.
 
     Args:
         dtype: of the weights in memory.
@@ -45,7 +45,7 @@ def weight_bytes(model: ModelConfig, dtype: str, *, tied: bool) -> int:
 
 
 def packed_head_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of a tied head on a CPU, which is laid out apart from the embedding that is looked up."""
+    """Count the bytes of a tied head on a CPU that is laid out apart from the embedding."""
     numbers = model.vocab_size * model.hidden_size
     packs = numbers >= LEAST_PACKED and dtype != "fp16" and platform.machine() in X86
     return numbers * ITEM_BYTES[dtype] if packs else 0
@@ -53,7 +53,7 @@ def packed_head_bytes(model: ModelConfig, dtype: str) -> int:
 
 @lru_cache(maxsize=64)
 def parameter_bytes(model: ModelConfig, dtype: str, *, without: str | None) -> int:
-    """Bytes of all tensors of a checkpoint in memory, `without` the one of that canonical name."""
+    """Count the bytes of all tensors of a checkpoint in memory, `without` the one of that canonical name."""
     total = 0
     for name, dims in expected_tensors(model).items():
         if name == without:
@@ -74,14 +74,14 @@ def _derived_bytes(model: ModelConfig, dtype: str) -> int:
 
 
 def slot_bytes(model: ModelConfig, dtype: str, state_dtype: str) -> int:
-    """Bytes of one sequence's conv and recurrent state, over all DeltaNet layers; of a snapshot too."""
+    """Count the bytes of a sequence's conv and recurrent states, or of a snapshot, over all layers."""
     return model.num_linear_layers * (
         _conv_bytes(model, dtype) + _recurrent_numbers(model) * ITEM_BYTES[state_dtype]
     )
 
 
 def conv_state_bytes(model: ModelConfig, dtype: str) -> int:
-    """The part of `slot_bytes` that is conv state."""
+    """Return the part of `slot_bytes` that is conv state."""
     return model.num_linear_layers * _conv_bytes(model, dtype)
 
 
@@ -95,20 +95,20 @@ def _recurrent_numbers(model: ModelConfig) -> int:
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
-    """Bytes of one token's K and V, over all attention layers."""
+    """Count the bytes of one token's K and V, over all attention layers."""
     width = 2 * model.num_key_value_heads * model.head_dim
     return model.num_attention_layers * width * ITEM_BYTES[dtype]
 
 
 def kv_saved(model: ModelConfig) -> float:
-    """The share of KV memory that is saved because only the attention layers keep any, 0 to 1."""
+    """Return the share of KV memory that is saved because only the attention layers keep any, 0 to 1."""
     return 1 - model.num_attention_layers / model.num_hidden_layers
 
 
 def activation_bytes(
     model: ModelConfig, dtype: str, state_dtype: str, *, num_tokens: int, num_rows: int
 ) -> int:
-    """The most bytes that the tensors of one step hold at a time, caches and weights apart.
+    """Bound the bytes that the tensors of one step hold at a time, caches and weights apart.
 
     It is what the eager reference operations keep alive in the worst layer of a step of `num_tokens`
     tokens, or while `num_rows` rows of logits are sampled, if that is more. Scratch memory inside a kernel
@@ -175,7 +175,7 @@ def graph_sizes(largest: int) -> tuple[int, ...]:
 
 
 def graph_bytes(model: ModelConfig, dtype: str, state_dtype: str, largest: int) -> int:
-    """An estimate of what the graphs for up to `largest` decoding sequences keep for themselves.
+    """Estimate the bytes that graphs for up to `largest` decoding sequences keep for themselves.
 
     The tensors of the largest one up to the logits, which the others share, and what the driver holds.
     """
@@ -185,7 +185,7 @@ def graph_bytes(model: ModelConfig, dtype: str, state_dtype: str, largest: int) 
 
 
 def decode_buffer_bytes(model: ModelConfig, dtype: str, max_num_seqs: int) -> int:
-    """Bytes of what decode steps on a GPU write at a fixed place: their logits.
+    """Count the bytes of what decode steps on a GPU write at a fixed place: their logits.
 
     What they read there, block tables above all, is a thousandth of it.
     """

@@ -158,17 +158,17 @@ class Cell:
 
 
 def with_engine(config: EngineConfig, **values: Any) -> EngineConfig:
-    """`config` with some keys of its section `engine` set."""
+    """Return `config` with some keys of its section `engine` set."""
     return config.model_copy(update={"engine": config.engine.model_copy(update=values)})
 
 
 def refused_above(config: EngineConfig, planner: Planner) -> Limit:
-    """The largest `max_num_seqs` that the planner accepts, whatever defaults it lowers for it."""
+    """Find the largest `max_num_seqs` that the planner accepts, whatever defaults it lowers for it."""
     return _most_sequences(config, planner, lambda count, other: other.ok)
 
 
 def unlowered_max_num_seqs(config: EngineConfig, result: Fit, planner: Planner) -> Limit:
-    """The most sequences, of a KV block each, that fit beside one of the plan's length and its snapshots.
+    """Find how many sequences of a KV block each fit beside one of the plan's length and its snapshots.
 
     Args:
         result: of planning `config`.
@@ -206,7 +206,7 @@ def _has_blocks(result: Fit, count: int) -> bool:
 def largest_max_model_len(
     config: EngineConfig, result: Fit, planner: Planner, *, positions: int
 ) -> int:
-    """The longest sequence, at most `positions`, that fits beside the plan's slots and snapshots."""
+    """Find the longest sequence, at most `positions`, that fits beside the plan's slots and snapshots."""
     base = with_engine(config, max_num_seqs=result.plan.max_num_seqs)
 
     def fits(length: int) -> bool:
@@ -227,7 +227,7 @@ def _lowers_snapshots(result: Fit) -> bool:
 def what_fits(
     config: EngineConfig, plan: MemoryPlan, planner: Planner, *, positions: int
 ) -> list[Cell]:
-    """Cells by `max_num_seqs`, then by `max_model_len`; the plan's own values are among them."""
+    """List cells by `max_num_seqs`, then by `max_model_len`; the plan's own values are among them."""
     lengths = sorted({n for n in LENGTHS if n <= positions} | {plan.max_model_len})
     counts = sorted({*SEQUENCES, plan.max_num_seqs})
     return [_cell(config, plan, planner, count, length) for count in counts for length in lengths]
