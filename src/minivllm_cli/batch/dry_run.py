@@ -195,7 +195,7 @@ def _table(document: dict[str, Any]) -> str:
     if document["truncated"]:
         rows.append(("truncated", f"{document['truncated']:,}"))
     if document["refused"]:
-        rows.append(("refused", f"{document['refused']:,} by the chat template"))
+        rows.append(("refused", f"{document['refused']:,}"))
     over = document["too_long"]
     rows.append(("over the limit", f"{over['count']:,}"))
     for row in over["first"]:

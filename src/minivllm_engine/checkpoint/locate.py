@@ -36,7 +36,7 @@ def locate(model: str | Path) -> Path:
     """
     if str(model) == "demo":
         return Path(__file__).parents[1] / "demo"
-    path = _expanded(Path(model))
+    path = expanded(Path(model))
     try:
         path.stat()
     except FileNotFoundError:
@@ -58,11 +58,11 @@ def hub_cache() -> Path:
     """Say where Hugging Face's libraries keep what they download."""
     for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(key):
-            return _expanded(Path(os.environ[key]))
+            return expanded(Path(os.environ[key]))
     if os.environ.get("HF_HOME"):
-        return _expanded(Path(os.environ["HF_HOME"])) / "hub"
+        return expanded(Path(os.environ["HF_HOME"])) / "hub"
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _expanded(Path(cache)) / "huggingface" / "hub"
+    return expanded(Path(cache)) / "huggingface" / "hub"
 
 
 def local_checkpoints() -> list[str]:
@@ -105,11 +105,9 @@ def gguf_file(file: Path) -> CheckpointError:
     )
 
 
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # the home of nobody
-        return path
+def expanded(path: str | Path) -> Path:
+    """Put the home directory in the place of `~`; the home of nobody stays as it was typed."""
+    return Path(os.path.expanduser(path))
 
 
 def _cached(cache: Path) -> Iterator[str]:

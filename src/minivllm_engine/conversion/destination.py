@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from minivllm_engine.checkpoint.locate import expanded
 from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.conversion.plan import partial_path
 from minivllm_engine.conversion.report import destination_errors
@@ -49,7 +50,7 @@ class Destination:
 
     @classmethod
     def of(cls, dst: str | Path) -> "Destination":
-        path = Path(os.path.realpath(Path(dst).expanduser()))
+        path = Path(os.path.realpath(expanded(dst)))
         return cls(path, partial_path(path), path.with_name(path.name + ".replaced"))
 
     @destination_errors()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from minivllm_engine.checkpoint.locate import expanded
 from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.checkpoint.names import EMBEDDING, HEAD
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry
@@ -230,7 +231,7 @@ def _nothing_known(source: Source) -> CheckpointError:
 
 def free_space(path: Path) -> int:
     """Count the bytes free where `path` is, or will be."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     while path != path.parent:
         try:
             return shutil.disk_usage(path).free

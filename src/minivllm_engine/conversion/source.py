@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from minivllm_engine.checkpoint.locate import locate
+from minivllm_engine.checkpoint.locate import expanded, locate
 from minivllm_engine.checkpoint.names import bare_name, refusal, skip_rule, without_wrappers
 from minivllm_engine.checkpoint.safetensors_header import FLOAT_TYPES, TensorEntry, read_header
 from minivllm_engine.checkpoint.shard_index import ShardIndex, indexed_tensors
@@ -77,7 +77,7 @@ def open_source(
     directory = path if path.is_dir() else path.parent
     for file in found.files:
         check_readable(file)
-    config_file = Path(model_config).expanduser() if model_config else directory / "config.json"
+    config_file = expanded(model_config) if model_config else directory / "config.json"
     config = _read_config(config_file, given=model_config is not None)
     tensors, entered = _read_tensors(found, state_key, ema)
     indexed: list[str] = []

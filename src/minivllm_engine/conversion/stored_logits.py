@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
+from minivllm_engine.checkpoint.locate import expanded
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry, read_header
 from minivllm_engine.core.errors import CheckpointError, ConfigError
 from minivllm_engine.core.escape import listed
@@ -67,7 +68,7 @@ def compare_logits(model: str | Path, file: str | Path, *, cast: bool = False) -
         ConfigError: `file` is not such a file, or does not belong to the model.
         CheckpointError: `file` is no safetensors file, or the model cannot be loaded.
     """
-    path, file = resolve_model(model), Path(file).expanduser()
+    path, file = resolve_model(model), expanded(file)
     config = ModelConfig.from_dir(path)
     ids, expected, stored = _read(file, config.vocab_size)
     network = MiniQwenForCausalLM(config, dtype=torch.float32, device=_CPU)
@@ -88,7 +89,7 @@ def check_stored_logits(file: str | Path, vocab_size: int) -> None:
     Raises:
         ConfigError: no, and why.
     """
-    _read(Path(file).expanduser(), vocab_size)
+    _read(expanded(file), vocab_size)
 
 
 def _read(file: Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, str]:

@@ -1,6 +1,7 @@
 """The archives that torch.save writes: mapped, never unpickled beyond tensors. Loads torch."""
 
 import pickle
+import pickletools
 import re
 import struct
 import warnings
@@ -21,6 +22,8 @@ FLAT = "Save the weights alone, in one flat dictionary: torch.save(model.state_d
 # Bytes of a pickle that describes 100,000 tensors; more cost time and memory and are no model.
 _LONGEST_PICKLE = 16 << 20
 _BLOCK = 1 << 20
+# Parts of a tuple, those of its parts counted where they stand: hashing one looks at each of them.
+_LARGEST_TUPLE = 1 << 16
 
 
 def load_archive(file: Path) -> Any:
@@ -66,8 +69,22 @@ def _check_archive(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+            _check_records(file, records)
+            for record in records:
+                if record.filename.endswith("data.pkl"):
+                    _check_tuples(file, archive.read(record))
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        struct.error,
+        EOFError,
+        RuntimeError,
+    ) as error:
         raise _broken(file, str(error)) from None
+
+
+def _check_records(file: Path, records: list[zipfile.ZipInfo]) -> None:
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
             raise CheckpointError(
@@ -81,6 +98,37 @@ def _check_archive(file: Path) -> None:
                 why=f"more than {_LONGEST_PICKLE:,} stand for no model",
                 hint=FLAT,
             )
+
+
+def _check_tuples(file: Path, content: bytes) -> None:
+    """Refuse tuples that hold themselves over and over: as a key, one of forty levels is hashed for years."""
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    last = 1
+    for op, argument, _ in pickletools.genops(content):
+        if op.name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo.get(int(argument), 1))
+            continue
+        if op.name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
+            memo[len(memo) if op.name == "MEMOIZE" else int(argument)] = stack[-1] if stack else 1
+            continue
+        if op.name == "MARK":
+            marks.append(len(stack))
+            continue
+        taken = sum(kind is not pickletools.markobject for kind in op.stack_before)
+        start = len(stack) - taken
+        if pickletools.markobject in op.stack_before:
+            start = (marks.pop() if marks else 0) - op.stack_before.index(pickletools.markobject)
+        start = max(start, 0)
+        last = 1 + sum(stack[start:]) if op.name.startswith("TUPLE") else 1
+        if last > _LARGEST_TUPLE:
+            raise CheckpointError(
+                f"{file} holds a tuple of more than {_LARGEST_TUPLE:,} parts",
+                why="no model needs one",
+                hint=FLAT,
+            )
+        stack[start:] = [last] * len(op.stack_after)
 
 
 def damaged_records(file: Path, advance: Callable[[int], None]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
+from minivllm_engine.checkpoint.locate import expanded
 from minivllm_engine.checkpoint.mismatch import MANIFEST
 from minivllm_engine.checkpoint.safetensors_header import TensorEntry, read_header
 from minivllm_engine.checkpoint.shard_index import read_shard_index
@@ -253,7 +254,7 @@ def check(
         CheckpointError: `dst` has no manifest, or the source cannot be read.
         ConversionError: code "not_covered": the source no longer has a plan without problems.
     """
-    dst = Path(dst).expanduser()
+    dst = expanded(dst)
     manifest = read_manifest(dst)
     plan = plan_conversion(source, manifest_options(manifest, dst / MANIFEST))
     with one_thread(), TensorReader.of(source) as reader:

@@ -101,7 +101,16 @@ def test_a_dictionary_that_holds_itself(src: Path) -> None:
     assert "no tensor at the level" in refused(src).what
 
 
+# Keys of a dictionary: (1, 2), then each a pair of the one before, to the 2**40 parts of the last.
+PAIRS = b"K\x01K\x02\x86q\x01K\x01" + b"".join(
+    b"h%ch%c\x86q%cK\x01" % (level, level, level + 1) for level in range(1, 40)
+)
+MARKED = b"K\x01\x85q\x01K\x01" + b"".join(
+    b"(h%ch%ch%ctq%cK\x01" % (level, level, level, level + 1) for level in range(1, 40)
+)
 PICKLES = {
+    "a tuple that takes years to hash": b"\x80\x02}q\x00(" + PAIRS + b"u.",
+    "the same between marks": b"\x80\x02}q\x00(" + MARKED + b"u.",
     "nothing but None": b"\x80\x02" + b"N" * (17 << 20) + b".",
     "deeply nested": b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".",
     "a huge bytearray": pickle.dumps(bytearray, 2)[:-1] + b"\x8a\x06\0\0\0\0\0\x10\x85R.",
