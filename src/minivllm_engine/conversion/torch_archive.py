@@ -108,10 +108,10 @@ def _check_tuples(file: Path, content: bytes) -> None:
     last = 1
     for op, argument, _ in pickletools.genops(content):
         if op.name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(memo.get(int(argument), 1))
+            stack.append(memo.get(int(argument or 0), 1))
             continue
         if op.name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
-            memo[len(memo) if op.name == "MEMOIZE" else int(argument)] = stack[-1] if stack else 1
+            memo[len(memo) if op.name == "MEMOIZE" else int(argument or 0)] = stack[-1] if stack else 1
             continue
         if op.name == "MARK":
             marks.append(len(stack))
