@@ -111,7 +111,9 @@ def _check_tuples(file: Path, content: bytes) -> None:
             stack.append(memo.get(int(argument or 0), 1))
             continue
         if op.name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
-            memo[len(memo) if op.name == "MEMOIZE" else int(argument or 0)] = stack[-1] if stack else 1
+            memo[len(memo) if op.name == "MEMOIZE" else int(argument or 0)] = (
+                stack[-1] if stack else 1
+            )
             continue
         if op.name == "MARK":
             marks.append(len(stack))
