@@ -3,7 +3,6 @@
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -96,9 +95,8 @@ def test_an_engine_interrupted_anywhere_stays_whole(tiny_model) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 2, 6, 3, 2)]
     with LLM(tiny_model, engine=engine, cache=cache) as llm:
         expected = [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
-        end = time.monotonic() + 6
         interrupted = 0
-        while time.monotonic() < end:
+        for _ in range(160):
             if rng.random() < 0.3:
                 llm.clear_cache()
             chosen = [rng.randrange(len(PROMPTS)) for _ in range(3)]
