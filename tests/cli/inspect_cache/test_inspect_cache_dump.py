@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli.in_process import InProcess
 from cli.program import REAL, Finished, Program
 from minivllm_cli.errors import CliError
 from minivllm_cli.inspect_cache import dump_view
@@ -46,7 +47,7 @@ NODES = [
 def plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The document of a plan; a GPU of a size that does not depend on this machine."""
     home = tmp_path_factory.mktemp("plan")
-    done = Program(home, REAL).run("inspect-cache", "demo", "--memory", "24GiB", "--json", "-q")
+    done = InProcess(home, REAL).run("inspect-cache", "demo", "--memory", "24GiB", "--json", "-q")
     (record,) = done.records
     return record
 
@@ -74,9 +75,8 @@ def dump(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def real(program: Program) -> Program:
-    program.command = REAL
-    return program
+def real(tmp_path: Path) -> Program:
+    return InProcess(tmp_path, list(REAL))
 
 
 def show(program: Program, content: Any, *args: str, **extra: str) -> Finished:

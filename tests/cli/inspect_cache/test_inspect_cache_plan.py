@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cli.in_process import InProcess
 from cli.program import REAL, Finished, Program
 from minivllm_cli.app import run
 from minivllm_engine.checkpoint.index import CheckpointIndex, resolve_model
@@ -38,9 +39,9 @@ _27B = CONFIG["text_config"] | {
 
 
 @pytest.fixture
-def real(program: Program) -> Program:
+def real(tmp_path: Path) -> Program:
     """The real program beside directories `m` and `large`, which hold nothing but a config.json."""
-    program.command = REAL
+    program = InProcess(tmp_path, list(REAL))
     for name, config in (("m", CONFIG), ("large", _27B)):
         (program.home / name).mkdir()
         (program.home / name / "config.json").write_text(json.dumps(config))

@@ -11,6 +11,7 @@ import pytest
 
 from cli.chat.program import Chat
 from cli.chat.terminal import CTRL_D
+from cli.in_process import InProcess
 from cli.program import REAL, Finished, Program, read_records, wait_for
 
 SMALL = ["--set", "engine.cpu_memory=64MiB", "--set", "cache.block_size=16"]
@@ -18,9 +19,8 @@ ONE_BY_ONE = [*SMALL, "--max-num-seqs", "1"]
 
 
 @pytest.fixture
-def real(program: Program) -> Program:
-    program.command = REAL
-    return program
+def real(tmp_path: Path) -> Program:
+    return InProcess(tmp_path, list(REAL))
 
 
 def ids(seed: int, length: int) -> list[int]:
