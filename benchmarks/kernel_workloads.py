@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 import triton
 from kernel_timing import Call, copies_for
 
@@ -128,7 +129,9 @@ class Workloads:
             del kernel.configs[2:]
         s, given = self.shapes, self._delta(length)
         pool = self.random(1, s.heads, s.head_size, s.head_size, dtype=FP32)
-        qkv = {name: given[name] for name in "qkv"}
+        # Packed and of norm 1, as the convolution gives them.
+        qkv = {name: given[name].contiguous() for name in "qkv"}
+        qkv |= {name: F.normalize(qkv[name], dim=-1) for name in "qk"}
         gates = [given[name] for name in ("a", "b", "A_log", "dt_bias")]
 
         def call() -> object:

@@ -34,7 +34,7 @@ from minivllm_engine.ops.kernel_backend import kernel_operations
 from minivllm_engine.runner.bandwidth import read_bandwidth
 from minivllm_engine.runner.graph_decode import GraphDecode
 from minivllm_engine.runner.weights import fill_weights
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduling.scheduled_batch import ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
 
 _BLOCK_SIZE = 64
@@ -92,7 +92,7 @@ class LiveStep:
             table = tuple(range(i * blocks, (i + 1) * blocks))
             request = Request(str(i), prompt, params, arrival=i)
             sequences.append(ScheduledSequence(request, context, 1, table, i, samples=True))
-        self.static.load(ScheduledBatch(tuple(sequences), batch), None, batch)
+        self.static.load(tuple(sequences), None, batch)
 
     def refill(self) -> None:
         """Put the caches back to where they were."""

@@ -256,7 +256,8 @@ def test_fla_chunks(heads: Heads, dtype: torch.dtype) -> None:
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # FLA's own
         out = fla.chunk_gated_delta_rule(
-            *(x.to(CUDA) for x in (q, k, v)),
+            *(reference.l2norm(x.float()).to(dtype).to(CUDA) for x in (q, k)),
+            v.to(CUDA),
             g=g.to(CUDA),
             beta=beta.to(CUDA),
             pool=own,

@@ -18,6 +18,7 @@ from minivllm_engine.memory.device_choice import choose_device
 from minivllm_engine.memory.devices import DeviceMemory
 from minivllm_engine.memory.sizes import graph_sizes
 from minivllm_engine.ops.operations import Operations
+from minivllm_engine.ops.prompt_buffers import Bucket
 from support.poison import NAN
 
 GIB = 2**30
@@ -111,13 +112,16 @@ def imitate_graphs(llm: LLM, largest: int) -> None:
     sizes = graph_sizes(min(largest, llm._plan.max_num_seqs))
     decodes._sizes = sizes
     decodes._graphs = {size: _Again(decodes.static.run, size) for size in sizes}
+    prompts = decodes.prompts
+    if prompts is not None:
+        decodes._prompt_graphs = {size: _Again(prompts.run, size) for size in prompts.buckets}
     runner.load_report = replace(runner.load_report, graph_sizes=sizes)
 
 
 @dataclass(frozen=True)
 class _Again:
-    run: Callable[[int], None]
-    size: int
+    run: Callable[[Any], None]
+    size: int | Bucket
 
     def replay(self) -> None:
         with torch.inference_mode():

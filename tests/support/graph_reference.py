@@ -1,11 +1,14 @@
 """The reference operations behind the contract of `Operations.graph_decode`: fast on a CPU, for tests.
 
 Decodes are planned from tensors alone, and lanes with slot -1 are padding: they touch nothing, and give
-zeros. So steps of decodes go through `GraphDecode` as they do with the kernels.
+zeros. So steps of decodes go through `GraphDecode` as they do with the kernels. Chunks of prompts are
+planned from their buffers, as they are when a step runs, and rows of no sequence get NaN: they go through
+`GraphPrefill`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,7 +16,14 @@ import torch
 from minivllm_engine.ops import reference_backend as reference
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.gated_delta.plan import SlotPlan
-from minivllm_engine.ops.operations import AttentionOperations, Decodes, DeltaRule, Operations
+from minivllm_engine.ops.operations import (
+    AttentionOperations,
+    Chunks,
+    Decodes,
+    DeltaRule,
+    Operations,
+)
+from minivllm_engine.ops.prompt_buffers import PromptBucket
 from minivllm_engine.ops.sampling.reference import greedy
 from minivllm_engine.tensors.model_input import ModelInput
 
@@ -52,6 +62,70 @@ def _on_live(
     return _spread(compute(*(x[lanes.live] for x in rows)), lanes.live, like.shape[0])
 
 
+@dataclass(frozen=True)
+class _OfBucket:
+    """A plan that is made anew from buffers whenever it is used."""
+
+    bucket: PromptBucket
+    shape: KVShape
+
+    def chunks(self) -> tuple[Chunks, int]:
+        """The sequences that are somebody's, and how many rows they have."""
+        bucket = self.bucket
+        live = int((bucket.slots >= 0).sum())
+        bounds = bucket.bounds.tolist()
+        lengths = [end - begin for begin, end in pairwise(bounds)]
+        assert not any(lengths[live:]), "a lane of nobody has rows"
+        assert (bucket.slots[live:] < 0).all()
+        starts = tuple(bucket.starts[:live].tolist())
+        return Chunks(bucket.slots[:live].long(), starts, tuple(lengths[:live])), bounds[live]
+
+    def attention(self) -> tuple[Any, int]:
+        chunks, rows = self.chunks()
+        empty = self.bucket.positions[:0]
+        batch = ModelInput(
+            token_ids=empty,
+            positions=self.bucket.positions[:rows].long(),
+            starts=chunks.starts,
+            lengths=chunks.lengths,
+            slots=chunks.slots,
+            block_tables=self.bucket.block_tables[: len(chunks.lengths)].long(),
+            kv_slots=empty,
+            logits_rows=empty,
+            num_decodes=0,
+        )
+        return reference.attention_plan(batch, self.shape, torch.float32), rows
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    out = rows.new_full((count, *rows.shape[1:]), float("nan"))
+    out[: len(rows)] = rows
+    return out
+
+
+def _conv_chunks(x: torch.Tensor, pool: torch.Tensor, weights: Any, plan: Any) -> Any:
+    if not isinstance(plan, _OfBucket):
+        return reference.conv_chunks(x, pool, weights, plan)
+    chunks, rows = plan.chunks()
+    own = reference.conv_chunk_plan(chunks, weights.conv_weight.shape[0])
+    heads = reference.conv_chunks(x[:rows], pool, weights, own)
+    return tuple(_padded(part, len(x)) for part in heads)
+
+
+def _delta_chunks(q, k, v, *, a, b, weights, pool, plan: Any) -> torch.Tensor:
+    given = {"weights": weights, "pool": pool}
+    if not isinstance(plan, _OfBucket):
+        return reference.delta_chunks(q, k, v, a=a, b=b, plan=plan, **given)
+    chunks, rows = plan.chunks()
+    q, k, some, a, b = (x[:rows] for x in (q, k, v, a, b))
+    own = reference.chunk_plan(chunks)
+    return _padded(reference.delta_chunks(q, k, some, a=a, b=b, plan=own, **given), len(v))
+
+
+def _graph_chunks(bucket: PromptBucket, shape: KVShape, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    return (_OfBucket(bucket, shape),) * 3
+
+
 def _conv_step(x: torch.Tensor, pool: torch.Tensor, weights: Any, lanes: _Lanes) -> torch.Tensor:
     return _on_live(lanes, x, lambda some: reference.conv_step(some, pool, weights, lanes.plan), x)
 
@@ -81,9 +155,12 @@ def _attention_plan(batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> _L
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lanes: _Lanes
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lanes: _Lanes | _OfBucket
 ) -> torch.Tensor:
     attend = reference.REFERENCE_ATTENTION.attend
+    if isinstance(lanes, _OfBucket):
+        plan, rows = lanes.attention()
+        return _padded(attend(q[:rows], keys, values, plan), len(q))
     return _on_live(lanes, q, lambda some: attend(some, keys, values, lanes.plan), q)
 
 
@@ -113,9 +190,10 @@ def _output_head(
 
 
 def graph_reference() -> Operations:
-    """Reference operations with `graph_decode`."""
+    """Reference operations with `graph_decode` and `graph_chunks`."""
     base = reference.REFERENCE
     step: DeltaRule = _delta_step
+    chunks: DeltaRule = _delta_chunks
     return replace(
         base,
         graph_decode=True,
@@ -128,6 +206,9 @@ def graph_reference() -> Operations:
             conv_step_plan=_decode_plan,
             step=step,
             step_plan=_decode_plan,
+            conv_chunks=_conv_chunks,
+            chunks=chunks,
         ),
         attention=AttentionOperations(_attention_plan, _attend),
+        graph_chunks=_graph_chunks,
     )

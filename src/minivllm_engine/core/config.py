@@ -76,6 +76,12 @@ class EngineOptions(_Section):
         """Can decode steps be CUDA graphs? The reference operations plan them on the host."""
         return "reference" not in (self.attention_backend, self.gated_delta_decode)
 
+    @property
+    def can_capture_prompts(self) -> bool:
+        """Can steps with prompts be CUDA graphs? Other operations than the default ones plan them anew."""
+        chosen = self.attention_backend in ("auto", "triton") and self.gated_delta_prefill == "auto"
+        return self.can_capture and chosen
+
 
 class CacheOptions(_Section):
     """Section `cache`. `block_size` is in tokens, a multiple of 16.
@@ -90,7 +96,7 @@ class CacheOptions(_Section):
 
 
 class GraphOptions(_Section):
-    """Section `graph`: CUDA graphs of decode steps. None stands for `auto`: on with CUDA.
+    """Section `graph`: CUDA graphs of steps. None stands for `auto`: on with CUDA.
 
     `reserve` is the memory that is kept for them, where it is known better than the planner's estimate.
     """

@@ -10,7 +10,7 @@ from minivllm_engine.memory.devices import DeviceMemory, Gpu, device_of, first_g
 
 logger = logging.getLogger(__name__)
 
-_INSTALL_FLA = "pip install 'flash-linear-attention>=0.6,<1'"
+_INSTALL_FLA = "pip install 'flash-linear-attention>=0.6,<0.7'"
 _INSTALL_FLASH = "pip install 'flash-attn>=2.8,<3' --no-build-isolation"
 
 

@@ -18,6 +18,7 @@ from minivllm_engine.memory.sizes import (
     graph_bytes,
     kv_bytes_per_token,
     packed_head_bytes,
+    prompt_buckets,
     slot_bytes,
     weight_bytes,
 )
@@ -168,7 +169,10 @@ class _Fitting:
             return 0
         if reserve is not None:
             return reserve
-        return graph_bytes(self.model, self.dtype, self.state_dtype, largest)
+        buckets: tuple[tuple[int, int], ...] = ()
+        if self.config.engine.can_capture_prompts:
+            buckets = prompt_buckets(self.num_tokens, num_seqs)
+        return graph_bytes(self.model, self.dtype, self.state_dtype, largest, buckets)
 
     def _room(self, num_seqs: int) -> int:
         """Bytes left for the pools by everything else; negative where that alone is too much."""

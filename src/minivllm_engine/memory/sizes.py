@@ -28,7 +28,7 @@ _PER_TOKEN = 160  # ids, positions, places, cos and sin
 # MB for 35 of the 0.8B shape. Kernels of a layer in a decode step, those of its MLP and norms included.
 _CAPTURE_BYTES = 128 << 20
 _GRAPH_BYTES_PER_KERNEL = 8 << 10
-_KERNELS_PER_LAYER = 12
+_KERNELS_PER_LAYER, _KERNELS_OF_PROMPTS = 12, 20
 
 
 @lru_cache(maxsize=64)  # asked hundreds of times where a plan is searched for
@@ -174,19 +174,76 @@ def graph_sizes(largest: int) -> tuple[int, ...]:
     return (*sizes, largest)
 
 
-def graph_bytes(model: ModelConfig, dtype: str, state_dtype: str, largest: int) -> int:
-    """Estimate the bytes that graphs for up to `largest` decoding sequences keep for themselves.
+# Steps of prompt chunks are padded to so many tokens, and to so many sequences where there is room for them.
+_BUCKET_TOKENS = (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_BUCKET_SEQS = (1, 8, 32, 128)
+_BUCKET_TOKENS_PER_SEQ = 16
+
+
+@lru_cache(maxsize=8)
+def prompt_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> tuple[tuple[int, int], ...]:
+    """Tokens and sequences that steps of prompt chunks are padded to, and have graphs for, ascending.
+
+    The last one is the largest in both, and takes any step of at most 8,192 tokens and 128 sequences.
+    """
+    most_tokens, most_seqs = (
+        min(max_num_batched_tokens, _BUCKET_TOKENS[-1]),
+        min(max_num_seqs, _BUCKET_SEQS[-1]),
+    )
+    tokens = [n for n in _BUCKET_TOKENS if n < most_tokens] + [most_tokens]
+    seqs = [n for n in _BUCKET_SEQS if n < most_seqs] + [most_seqs]
+    buckets = []
+    for most in tokens:
+        room = max(most // _BUCKET_TOKENS_PER_SEQ, 1)
+        few = [n for n in seqs if n <= room] if most > 64 else [1]
+        buckets += [(most, n) for n in few]
+    if buckets[-1] != (most_tokens, most_seqs):
+        buckets.append((most_tokens, most_seqs))
+    return tuple(buckets)
+
+
+def graph_bytes(
+    model: ModelConfig,
+    dtype: str,
+    state_dtype: str,
+    largest: int,
+    buckets: tuple[tuple[int, int], ...] = (),
+) -> int:
+    """Estimate the bytes that graphs keep for themselves: of decodes of up to `largest`, and of prompts.
 
     The tensors of the largest one up to the logits, which the others share, and what the driver holds.
+
+    Args:
+        buckets: tokens and sequences of steps of prompts that have graphs.
     """
-    kernels = len(graph_sizes(largest)) * model.num_hidden_layers * _KERNELS_PER_LAYER
     shared = _layer_bytes(model, dtype, state_dtype, largest, largest)
-    return _CAPTURE_BYTES + kernels * _GRAPH_BYTES_PER_KERNEL + shared
+    for tokens, seqs in buckets:
+        shared = max(shared, _prompt_bytes(model, dtype, tokens, seqs))
+    kernels = len(graph_sizes(largest)) * _KERNELS_PER_LAYER + len(buckets) * _KERNELS_OF_PROMPTS
+    return _CAPTURE_BYTES + kernels * model.num_hidden_layers * _GRAPH_BYTES_PER_KERNEL + shared
+
+
+def _prompt_bytes(model: ModelConfig, dtype: str, num_tokens: int, num_seqs: int) -> int:
+    """What the kernels keep alive in the largest layer of a step of prompts."""
+    item, hidden, values = ITEM_BYTES[dtype], model.hidden_size, model.value_dim
+    heads, state = model.linear_num_value_heads, _recurrent_numbers(model)
+    kinds = [num_tokens * (3 * model.intermediate_size + hidden) * item]
+    if model.num_linear_layers:
+        # Projections, what is convolved, and the values of the chunked rule four times.
+        numbers = 2 * model.conv_dim + 5 * values + heads * (DELTA_RULE_CHUNK + 2)
+        lanes, chunks = num_seqs + 1, num_tokens // DELTA_RULE_CHUNK + num_seqs + 1
+        rule = num_tokens * heads * model.linear_key_head_dim * item + chunks * state * item
+        kinds.append(num_tokens * (numbers * item + heads * 12) + rule + 2 * lanes * state * 4)
+    if model.num_attention_layers:
+        both = model.num_attention_heads + model.num_key_value_heads
+        kinds.append(num_tokens * 4 * both * model.head_dim * item)
+    return num_tokens * (3 * hidden * item + _PER_TOKEN) + max(kinds)
 
 
 def decode_buffer_bytes(model: ModelConfig, dtype: str, max_num_seqs: int) -> int:
-    """Count the bytes of what decode steps on a GPU write at a fixed place: their logits.
+    """Count the bytes of what steps on a GPU write at a fixed place: logits of decodes, and of prompts.
 
     What they read there, block tables above all, is a thousandth of it.
     """
-    return max_num_seqs * model.vocab_size * ITEM_BYTES[dtype]
+    rows = max_num_seqs + min(max_num_seqs, _BUCKET_SEQS[-1])
+    return rows * model.vocab_size * ITEM_BYTES[dtype]

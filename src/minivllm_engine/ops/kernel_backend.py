@@ -4,7 +4,8 @@ Importing this module needs Triton.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,18 +24,20 @@ from minivllm_engine.ops.gated_delta import triton as rule
 from minivllm_engine.ops.gated_delta.plan import ReferenceChunkPlan
 from minivllm_engine.ops.operations import (
     AttentionOperations,
-    ChunkBuffers,
     Chunks,
     Decodes,
     DeltaNetOperations,
     DeltaNetWeights,
     DeltaRule,
+    Heads,
     Operations,
 )
 from minivllm_engine.ops.products import SeparateProducts, plain_linear, plain_output_head
+from minivllm_engine.ops.prompt_buffers import PromptBucket
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch.products import SmallBatchProducts
+from minivllm_engine.tensors.device_copy import cast, fp32
 from minivllm_engine.tensors.model_input import ModelInput
 
 AttentionBackend = Literal["reference", "triton", "flash"]
@@ -70,12 +73,32 @@ def _conv_step(
 
 def _conv_chunks(
     x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.TritonConvPlan
-) -> torch.Tensor:
-    return conv.causal_conv_prefill(x, pool, weights.conv_weight, plan)
+) -> Heads:
+    keys, heads, rows = weights.key_dim, weights.num_heads, x.shape[0]
+    # What is no power of two cannot be normed within the kernel.
+    apart = plan.normed and bool(keys // heads & (keys // heads - 1))
+    packed = conv.causal_conv_prefill(
+        x,
+        pool,
+        weights.conv_weight,
+        replace(plan, normed=False) if apart else plan,
+        key_dim=keys,
+        num_heads=heads,
+    )
+    sizes = [rows * keys, rows * keys, rows * weights.value_dim]
+    q, k, v = torch.split_with_sizes(packed, sizes)
+    q, k = (x.view(rows, heads, -1) for x in (q, k))
+    if apart:
+        q, k = (cast(reference_rule.l2norm(fp32(x)), x.dtype) for x in (q, k))
+    return q, k, v.view(rows, weights.num_value_heads, -1)
 
 
-def _conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.TritonConvPlan:
-    return conv.TritonConvPlan.build(chunks.slots, chunks.starts, chunks.lengths)
+def _conv_plan(chunks: Chunks, conv_width: int, *, normed: bool) -> conv.TritonConvPlan:
+    return conv.TritonConvPlan.build(chunks.slots, chunks.starts, chunks.lengths, normed=normed)
+
+
+def _prompt_conv_plan(chunks: Chunks, conv_width: int) -> conv.TritonConvPlan:
+    return _conv_plan(chunks, conv_width, normed=not _is_short(chunks))
 
 
 def _by_lane(step: Callable[..., torch.Tensor]) -> DeltaRule:
@@ -126,27 +149,38 @@ def _prompt_chunks(
     return fla.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
 
 
-def _prompt_plan(chunks: Chunks) -> fla.FlaChunkPlan | rule.RecurrentPlan:
+def _is_short(chunks: Chunks) -> bool:
     # FLA takes a millisecond of the host's time a layer, however short the chunks are.
-    if max(chunks.lengths) <= _SHORT:
+    return max(chunks.lengths) <= _SHORT
+
+
+def _prompt_plan(chunks: Chunks) -> fla.FlaChunkPlan | rule.RecurrentPlan:
+    if _is_short(chunks):
         return rule.RecurrentPlan.build(chunks.slots, chunks.starts, chunks.lengths)
     return _fla_plan(chunks)
 
 
-def _graph_chunk(
-    buffers: ChunkBuffers, shape: KVShape, dtype: torch.dtype
-) -> tuple[attention.TritonAttentionPlan, conv.TritonConvPlan, rule.RecurrentPlan]:
-    tile = prefill_tile(shape, dtype, device_limits(buffers.numbers.device))
+def _graph_chunks(
+    bucket: PromptBucket, shape: KVShape, dtype: torch.dtype
+) -> tuple[
+    attention.TritonAttentionPlan, conv.TritonConvPlan, fla.FlaChunkPlan | rule.RecurrentPlan
+]:
+    tile = prefill_tile(shape, dtype, device_limits(bucket.device))
     attend = attention.TritonAttentionPlan(
         num_decodes=0,
         num_splits=1,
-        positions=buffers.positions[:0],
-        block_tables=buffers.block_tables,
-        prefill=buffers.packed(tile.num_tokens),
+        positions=bucket.positions[:0],
+        block_tables=bucket.block_tables,
+        prefill=bucket.packed(tile.num_tokens),
         tile=tile,
     )
-    convolve = conv.TritonConvPlan(buffers.slots, buffers.packed(conv.TILE_TOKENS))
-    return attend, convolve, rule.RecurrentPlan(buffers.slots, buffers.starts, buffers.bounds)
+    slots, starts, bounds = bucket.slots, bucket.starts, bucket.bounds
+    short = bucket.num_tokens <= _SHORT
+    convolve = conv.TritonConvPlan(slots, bucket.packed(conv.TILE_TOKENS), normed=not short)
+    if short:
+        return attend, convolve, rule.RecurrentPlan(slots, starts, bounds)
+    chunks = fla.FlaChunkPlan(slots, starts, bounds, bucket.chunks, bucket.chunk_offsets)
+    return attend, convolve, chunks
 
 
 def _fla_plan(chunks: Chunks) -> fla.FlaChunkPlan:
@@ -194,10 +228,13 @@ def kernel_operations(
         "fla": (_by_lane(fla.gated_delta_step), _lane_plan),
         "reference": (delta_step, slot_plan),
     }
-    prompts: dict[ChunkBackend, tuple[DeltaRule, Callable[[Chunks], Any]]] = {
-        "auto": (_prompt_chunks, _prompt_plan),
-        "fla": (_prompt_chunks, _fla_plan),
-        "reference": (_reference_chunks, _reference_chunk_plan),
+    prompts: dict[
+        ChunkBackend,
+        tuple[DeltaRule, Callable[[Chunks], Any], Callable[[Chunks, int], conv.TritonConvPlan]],
+    ] = {
+        "auto": (_prompt_chunks, _prompt_plan, _prompt_conv_plan),
+        "fla": (_prompt_chunks, _fla_plan, partial(_conv_plan, normed=True)),
+        "reference": (_reference_chunks, _reference_chunk_plan, partial(_conv_plan, normed=False)),
     }
     attentions: dict[AttentionBackend, AttentionOperations] = {
         "triton": AttentionOperations(_attention_plan, attention.paged_attention),
@@ -223,7 +260,7 @@ def kernel_operations(
             conv_step=_conv_step,
             conv_chunks=_conv_chunks,
             conv_step_plan=_lane_plan,
-            conv_chunk_plan=_conv_chunk_plan,
+            conv_chunk_plan=prompts[chunks][2],
             step=steps[step][0],
             step_plan=steps[step][1],
             chunks=prompts[chunks][0],
@@ -233,5 +270,5 @@ def kernel_operations(
         inputs_adjacent=True,
         few_rows=SmallBatchProducts(),
         max_few_rows=_FEW_ROWS,
-        graph_chunk=_graph_chunk if chunks == "auto" and attend == "triton" else None,
+        graph_chunks=_graph_chunks if chunks == "auto" and attend == "triton" else None,
     )

@@ -13,8 +13,11 @@ import torch
 from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.packed import Packing
 from minivllm_engine.ops.products import Products, SeparateProducts
-from minivllm_engine.ops.varlen import PackedSequences
+from minivllm_engine.ops.prompt_buffers import PromptBucket
 from minivllm_engine.tensors.model_input import ModelInput
+
+# q, k [num_tokens, H, K] and v [num_tokens, HV, V].
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -35,8 +38,8 @@ class DeltaNetWeights:
     key_dim: int
     value_dim: int
 
-    def heads(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k [num_tokens, H, K] and v [num_tokens, HV, V] of [num_tokens, conv_dim]: views."""
+    def heads(self, convolved: torch.Tensor) -> Heads:
+        """Cut [num_tokens, conv_dim] into q, k and v: views."""
         sizes = [self.key_dim, self.key_dim, self.value_dim]
         q, k, v = torch.split_with_sizes(convolved, sizes, dim=-1)
         rows = convolved.shape[0]
@@ -115,7 +118,8 @@ class DeltaRule(Protocol):
 class DeltaNetOperations:
     """The convolution and the delta rule of decodes and of chunks, with what makes their plans.
 
-    A plan is the same for all layers of a step. The convolutions take (x, pool, weights, plan).
+    A plan is the same for all layers of a step. The convolutions take (x, pool, weights, plan); that of
+    chunks gives queries, keys and values as `chunks` wants them: normed already, or raw.
 
     Attributes:
         conv_step_plan, step_plan: make plans of Decodes.
@@ -123,7 +127,7 @@ class DeltaNetOperations:
     """
 
     conv_step: Callable[[torch.Tensor, torch.Tensor, DeltaNetWeights, Any], torch.Tensor]
-    conv_chunks: Callable[[torch.Tensor, torch.Tensor, DeltaNetWeights, Any], torch.Tensor]
+    conv_chunks: Callable[[torch.Tensor, torch.Tensor, DeltaNetWeights, Any], Heads]
     conv_step_plan: Callable[[Decodes], Any]
     conv_chunk_plan: Callable[[Chunks, int], Any]
     step: DeltaRule
@@ -140,47 +144,6 @@ class AttentionOperations:
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 
-class ChunkBuffers:
-    """What the operations of one chunk read, on the device, at fixed places of one tensor of int32.
-
-    Attributes:
-        numbers: all of them.
-        token_ids, positions, kv_slots: [max_tokens]; see ModelInput.
-        slots, starts: [1]. bounds: [2], 0 and the chunk's length. last_row: [1], of its last token.
-        block_tables: [1, max_blocks].
-        kv_slots_at, meta_at, table_at: where in `numbers` the kv_slots are, the five numbers slot, start,
-            both bounds and last row, and the table; token_ids and positions are the first.
-        tiles_at: where the tiles are, by tokens of a tile.
-    """
-
-    def __init__(self, max_tokens: int, max_blocks: int, device: torch.device) -> None:
-        self._max_tokens = max_tokens
-        self.kv_slots_at = slice(2 * max_tokens, 3 * max_tokens)
-        self.meta_at = slice(3 * max_tokens, 3 * max_tokens + 5)
-        self.table_at = slice(self.meta_at.stop, self.meta_at.stop + max_blocks)
-        self.tiles_at: dict[int, slice] = {}
-        # No tile is shorter than 2 tokens, and no more than two sizes of them are in use.
-        self._end = self.table_at.stop
-        size = self._end + 2 * max_tokens
-        self.numbers = torch.zeros(size, dtype=torch.int32, device=device)
-        self.token_ids = self.numbers[:max_tokens]
-        self.positions = self.numbers[max_tokens : 2 * max_tokens]
-        self.kv_slots = self.numbers[self.kv_slots_at]
-        slot, start, bounds, last = self.numbers[self.meta_at].split_with_sizes([1, 1, 2, 1])
-        self.slots, self.starts, self.bounds, self.last_row = slot, start, bounds, last
-        self.block_tables = self.numbers[self.table_at].unsqueeze(0)
-
-    def packed(self, tile_size: int) -> PackedSequences:
-        """See the chunk as sequences that are cut into tiles."""
-        if tile_size not in self.tiles_at:
-            count = 2 * -(-self._max_tokens // tile_size)
-            self.tiles_at[tile_size] = slice(self._end, self._end + count)
-            self._end += count
-            assert self._end <= len(self.numbers)
-        tiles = self.numbers[self.tiles_at[tile_size]].view(-1, 2)
-        return PackedSequences(self.bounds, self.starts, tiles)
-
-
 @dataclass(frozen=True, slots=True)
 class Operations:
     """All operations of a model; see ops/*/reference.py for what each of them takes and gives.
@@ -191,8 +154,8 @@ class Operations:
             given tensors: `out`.
         inputs_adjacent: of a weight [in, out] the inputs of one output lie side by side in memory, as in
             checkpoints; else the outputs of one input do.
-        graph_chunk: plans of attention, convolution and delta rule for a short chunk that is read from
-            buffers, so that it too can be captured; None where there is no such thing.
+        graph_chunks: plans of attention, convolution and delta rule for chunks of prompts that are read from
+            buffers, so that they too can be captured; None where there is no such thing.
         packing: lays out weights for the products, once they are filled; None: they stay as they are.
         few_rows: products for steps of at most `max_few_rows` tokens; they need `inputs_adjacent`.
     """
@@ -211,7 +174,7 @@ class Operations:
     packing: Packing | None = None
     few_rows: Products | None = None
     max_few_rows: int = 0
-    graph_chunk: Callable[[ChunkBuffers, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
+    graph_chunks: Callable[[PromptBucket, KVShape, torch.dtype], tuple[Any, Any, Any]] | None = None
 
     def are_inputs_adjacent(self, num_in: int, num_out: int, dtype: torch.dtype) -> bool:
         """Say how a weight of this size is to lie in memory while it is filled."""

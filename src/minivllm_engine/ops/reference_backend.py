@@ -15,6 +15,7 @@ from minivllm_engine.ops.operations import (
     Decodes,
     DeltaNetOperations,
     DeltaNetWeights,
+    Heads,
     Operations,
 )
 from minivllm_engine.ops.products import SeparateProducts, linear, output_head
@@ -82,8 +83,8 @@ def conv_step(
 
 def conv_chunks(
     x: torch.Tensor, pool: torch.Tensor, weights: DeltaNetWeights, plan: conv.ReferenceConvPlan
-) -> torch.Tensor:
-    return conv.causal_conv_prefill(x, pool, weights.fp32_conv_weight, plan)
+) -> Heads:
+    return weights.heads(conv.causal_conv_prefill(x, pool, weights.fp32_conv_weight, plan))
 
 
 def conv_chunk_plan(chunks: Chunks, conv_width: int) -> conv.ReferenceConvPlan:

@@ -3,9 +3,34 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from minivllm_engine.tensors.device_copy import on_device
+
+
+def number_parts(lengths: np.ndarray, size: int) -> np.ndarray:
+    """Cut sequences into parts of `size` tokens: [num_parts, 2], a sequence and which of its parts, in order.
+
+    Args:
+        lengths: [num_seqs], at least 1.
+    """
+    counts = -(-lengths // size)
+    seqs = np.repeat(np.arange(len(lengths)), counts)
+    return np.stack((seqs, np.arange(len(seqs)) - (np.cumsum(counts) - counts)[seqs]), axis=1)
+
+
+def cut_tiles(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
+    """Cut sequences into tiles: [num_tiles, 2], a sequence and the first of its new tokens in the tile.
+
+    Those with the most tokens before them come first: under causal attention they take longest, and what is
+    started last should be short.
+
+    Args:
+        starts, lengths: [num_seqs], tokens of each that came before, and new ones.
+    """
+    tiles = number_parts(lengths, size) * (1, size)
+    return tiles[np.argsort(-(starts[tiles[:, 0]] + tiles[:, 1]), kind="stable")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +66,9 @@ class PackedSequences:
             tile_size: tokens of a tile.
             first_row: where in the batch the first sequence begins.
         """
-        bounds = [first_row]
-        tiles = []
-        for seq, length in enumerate(lengths):
-            bounds.append(bounds[-1] + length)
-            tiles += [(seq, first) for first in range(0, length, tile_size)]
-        # Under causal attention these take longest, and what is started last should be short.
-        tiles.sort(key=lambda tile: -(starts[tile[0]] + tile[1]))
-        flat = [*bounds, *starts, *(number for tile in tiles for number in tile)]
-        sizes = [len(bounds), len(starts), 2 * len(tiles)]
+        bounds = np.cumsum((first_row, *lengths))
+        tiles = cut_tiles(np.array(starts), np.array(lengths), tile_size)
+        sizes = [len(bounds), len(starts), tiles.size]
+        flat = np.concatenate((bounds, np.array(starts), tiles.ravel()))
         parts = on_device(flat, torch.int32, device).split_with_sizes(sizes)
         return cls(parts[0], parts[1], parts[2].view(-1, 2))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduling.scheduled_batch import ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput, SampledTokens
 
@@ -54,17 +54,22 @@ class GraphDecode:
             for _ in range(2)
         ]
 
-    def load(self, batch: ScheduledBatch, awaited: AwaitedTokens | None, size: int) -> None:
+    def load(
+        self,
+        sequences: tuple[ScheduledSequence, ...],
+        awaited: AwaitedTokens | None,
+        size: int,
+    ) -> None:
         """Queue the copy of a step's numbers, padded to `size` sequences."""
         self._host.reverse()
         host = self._host[0]
         sources: dict[int, int] = {}
         if awaited is not None:
-            sources = dict(zip(*awaited.sources(batch), strict=True))
+            sources = dict(zip(*awaited.sources(sequences), strict=True))
             count = awaited.token_ids.shape[0]
             if sources and awaited.token_ids.data_ptr() != self.sampled.data_ptr():
                 self.sampled[:count].copy_(awaited.token_ids)
-        host.fill(batch.sequences, sources, size, self.pool.block_size)
+        host.fill(sequences, sources, size, self.pool.block_size)
         host.numbers.copy_to(self._numbers)
         host.tables.copy_to(self._tables[:size])
 

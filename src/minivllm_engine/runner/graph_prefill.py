@@ -1,120 +1,144 @@
-"""A step of one short chunk of a prompt over buffers that stay where they are, for a CUDA graph.
+"""A step of prompt chunks over buffers that stay where they are, for CUDA graphs.
 
-It is what is left of a prompt that the prefix cache has: its launches, one by one, take the host longer than
-the GPU. Rows past the chunk's end are computed and mean nothing; they are written nowhere that counts.
+Its launches, one by one, take the host longer than the GPU. A step is padded to a bucket of tokens and
+sequences. Rows past the end are computed and mean nothing; they are written nowhere that counts.
 """
+
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 
 from minivllm_engine.models.layers.step_plan import DeltaPlan, StepPlan, kv_shape
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
-from minivllm_engine.ops.operations import ChunkBuffers
+from minivllm_engine.ops.prompt_buffers import Bucket, PromptBucket, PromptBuffers, PromptStep
 from minivllm_engine.runner.graph_decode import HostNumbers
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
+from minivllm_engine.scheduling.scheduled_batch import ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
-
-MAX_TOKENS = 64
-_NOTHING = -1
 
 
 class GraphPrefill:
-    """The buffers of a chunk of up to MAX_TOKENS tokens of one sequence, and the step itself.
+    """The buffers of prompt chunks, and the step itself, for each of some buckets.
+
+    Args:
+        buckets: ascending, the last one the largest in both.
 
     Attributes:
-        logits: [1, vocab_size], of the chunk's last token.
-        sampled, alive: [1], what `greedy` gives for them.
+        logits: [most sequences, vocab_size]: first those of the chunks that sample, in their order.
+        sampled, alive: [most sequences], what `greedy` gives for them.
     """
 
-    def __init__(self, model: MiniQwenForCausalLM, pool: CachePool, *, max_model_len: int) -> None:
-        graph_chunk = model.operations.graph_chunk
-        assert graph_chunk is not None
-        self.model, self.pool = model, pool
-        device, pinned = model.device, model.device.type == "cuda"
-        max_blocks = -(-max_model_len // pool.block_size)
-        self._buffers = ChunkBuffers(MAX_TOKENS, max_blocks, device)
-        shape = kv_shape(model.config, pool.block_size)
-        self._plans = graph_chunk(self._buffers, shape, model.dtype)
-        self.logits = torch.zeros(1, model.config.vocab_size, dtype=model.dtype, device=device)
-        self.sampled = torch.zeros(1, dtype=torch.int64, device=device)
-        self.alive = torch.zeros(1, dtype=torch.bool, device=device)
-        size = len(self._buffers.numbers)
-        self._host = [HostNumbers((size,), pinned=pinned) for _ in range(2)]
-        self.load_padding()
-
-    @staticmethod
-    def takes(batch: ScheduledBatch) -> bool:
-        """Say whether this is a step of one short chunk, and of nothing else."""
-        if len(batch.sequences) != 1 or batch.num_decodes:
-            return False
-        (sequence,) = batch.sequences
-        return sequence.length <= MAX_TOKENS and not sequence.scored
-
-    def load(self, batch: ScheduledBatch) -> None:
-        """Queue the copy of a step's numbers."""
-        (sequence,) = batch.sequences
-        start, end = sequence.start, sequence.start + sequence.length
-        positions = np.arange(start, end)
-        table = np.array(sequence.block_table, dtype=np.int32)
-        size = self.pool.block_size
-        self._load(
-            np.array(sequence.request.token_ids(start, end)),
-            positions,
-            table[positions // size] * size + positions % size,
-            sequence.slot,
-            table,
-        )
-
-    def load_padding(self) -> None:
-        """Queue the copy of a chunk of one token that goes to the sinks."""
-        sink = np.array([self.pool.sink_block], dtype=np.int32)
-        zero = np.zeros(1, dtype=np.int32)
-        self._load(zero, zero, sink * self.pool.block_size, self.pool.sink_slot, sink)
-
-    def _load(
+    def __init__(
         self,
-        token_ids: np.ndarray,
-        positions: np.ndarray,
-        kv_slots: np.ndarray,
-        slot: int,
-        table: np.ndarray,
+        model: MiniQwenForCausalLM,
+        pool: CachePool,
+        *,
+        buckets: Sequence[Bucket],
+        max_model_len: int,
     ) -> None:
-        self._host.reverse()
-        host, buffers = self._host[0], self._buffers
-        host.wait()
-        length = len(token_ids)
-        numbers = host.array
-        numbers[: 2 * MAX_TOKENS] = 0
-        numbers[buffers.kv_slots_at] = _NOTHING
-        numbers[:length] = token_ids
-        numbers[MAX_TOKENS : MAX_TOKENS + length] = positions
-        numbers[buffers.kv_slots_at.start :][:length] = kv_slots
-        numbers[buffers.meta_at] = slot, positions[0], 0, length, length - 1
-        numbers[buffers.table_at.start :][: len(table)] = table
-        for tile_size, where in buffers.tiles_at.items():
-            tiles = numbers[where].reshape(-1, 2)
-            tiles[:, 0], tiles[:, 1] = _NOTHING, 0
-            firsts = np.arange(0, length, tile_size)
-            tiles[: len(firsts), 0], tiles[: len(firsts), 1] = 0, firsts
-        host.copy_to(buffers.numbers)
+        graph_chunks = model.operations.graph_chunks
+        assert graph_chunks is not None
+        self.model, self.pool, self.buckets = model, pool, tuple(buckets)
+        largest = Bucket(*(max(sizes) for sizes in zip(*buckets, strict=True)))
+        device, pinned = model.device, model.device.type == "cuda"
+        self._buffers = PromptBuffers(largest, -(-max_model_len // pool.block_size), device)
+        shape = kv_shape(model.config, pool.block_size)
+        self._parts: dict[Bucket, tuple[PromptBucket, tuple[object, object, object]]] = {}
+        for bucket in self.buckets:
+            part = self._buffers.bucket(bucket)
+            self._parts[bucket] = part, graph_chunks(part, shape, model.dtype)
+        rows = largest.num_seqs
+        self.logits = torch.zeros(rows, model.config.vocab_size, dtype=model.dtype, device=device)
+        self.sampled = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
+        size, tables = len(self._buffers.numbers), tuple(self._buffers.tables.shape)
+        # The copy of a step may still be on its way when the next one is prepared.
+        self._host = [
+            (HostNumbers((size,), pinned=pinned), HostNumbers(tables, pinned=pinned))
+            for _ in range(2)
+        ]
 
-    def run(self) -> None:
-        """Compute the chunk that was loaded. Queues only, and allocates no inputs."""
-        model, buffers, ops = self.model, self._buffers, self.model.operations
+    def bucket_for(self, sequences: Sequence[ScheduledSequence]) -> Bucket | None:
+        """Return the smallest bucket that holds some chunks, or None."""
+        num_tokens = sum(sequence.length for sequence in sequences)
+        for bucket in self.buckets:
+            if num_tokens <= bucket.num_tokens and len(sequences) <= bucket.num_seqs:
+                return bucket
+        return None
+
+    def load(self, sequences: Sequence[ScheduledSequence], bucket: Bucket) -> int:
+        """Queue the copy of a step's numbers. How many of the chunks sample."""
+        size = self.pool.block_size
+        spans = [np.arange(s.start, s.start + s.length) for s in sequences]
+        ends = np.cumsum([s.length for s in sequences]) - 1
+        samples = [int(end) for s, end in zip(sequences, ends, strict=True) if s.samples]
+        tokens = (s.request.token_ids(s.start, s.start + s.length) for s in sequences)
+        kv_slots = [
+            np.array(s.block_table)[span // size] * size + span % size
+            for s, span in zip(sequences, spans, strict=True)
+        ]
+        step = PromptStep(
+            token_ids=np.fromiter(chain.from_iterable(tokens), np.int32),
+            positions=np.concatenate(spans),
+            kv_slots=np.concatenate(kv_slots),
+            slots=[s.slot for s in sequences],
+            starts=[s.start for s in sequences],
+            lengths=[s.length for s in sequences],
+            logits_rows=samples,
+            tables=[s.block_table for s in sequences],
+        )
+        self._load(step, bucket)
+        return len(samples)
+
+    def load_sink(self, bucket: Bucket) -> None:
+        """Queue the copy of a full step whose states and KV all go to the sinks, over each other."""
+        pool, count = self.pool, bucket.num_seqs
+        num_blocks = self._buffers.tables.shape[1]
+        longest = num_blocks * pool.block_size
+        share, rest = divmod(bucket.num_tokens, count)
+        lengths = [min(share + (i < rest), longest) for i in range(count)]
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        step = PromptStep(
+            token_ids=np.zeros(len(positions), dtype=np.int32),
+            positions=positions,
+            kv_slots=pool.sink_block * pool.block_size + positions % pool.block_size,
+            slots=[pool.sink_slot] * count,
+            starts=[0] * count,
+            lengths=lengths,
+            logits_rows=range(count),
+            tables=[[pool.sink_block] * num_blocks] * count,
+        )
+        self._load(step, bucket)
+
+    def _load(self, step: PromptStep, bucket: Bucket) -> None:
+        self._host.reverse()
+        numbers, tables = self._host[0]
+        numbers.wait()
+        tables.wait()
+        self._buffers.write(step, bucket, numbers.array)
+        for row, table in zip(tables.array, step.tables, strict=False):
+            row[: len(table)] = table
+        numbers.copy_to(self._buffers.numbers)
+        tables.copy_to(self._buffers.tables[: len(step.tables)])
+
+    def run(self, bucket: Bucket) -> None:
+        """Compute the step that was loaded. Queues only, and allocates no inputs."""
+        model, ops = self.model, self.model.operations
+        part, (attention, conv, rule) = self._parts[bucket]
         factor = model.config.rope.attention_factor
-        cos, sin = ops.rotary_cos_sin(buffers.positions, model.frequencies, factor, model.dtype)
-        attention, conv, rule = self._plans
+        cos, sin = ops.rotary_cos_sin(part.positions, model.frequencies, factor, model.dtype)
         plan = StepPlan(
             products=ops.products,
             num_decodes=0,
             cos=cos,
             sin=sin,
-            kv_slots=buffers.kv_slots,
+            kv_slots=part.kv_slots,
             attention=attention,
             decode=None,
             prefill=DeltaPlan(conv, rule),
         )
-        hidden = model.planned_states(buffers.token_ids, plan, self.pool)
-        last = hidden.index_select(0, buffers.last_row)
-        self.logits.copy_(model.logits(last))
-        ops.greedy(self.logits, out=(self.sampled, self.alive))
+        hidden = model.planned_states(part.token_ids, plan, self.pool)
+        logits = self.logits[: bucket.num_seqs]
+        logits.copy_(model.logits(hidden.index_select(0, part.logits_rows)))
+        ops.greedy(logits, out=(self.sampled[: len(logits)], self.alive[: len(logits)]))

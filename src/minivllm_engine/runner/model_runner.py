@@ -12,13 +12,14 @@ from minivllm_engine.core.config import EngineOptions
 from minivllm_engine.core.outputs import PositionLogprobs
 from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.memory.layout import MemoryPlan
-from minivllm_engine.memory.sizes import graph_sizes
+from minivllm_engine.memory.sizes import graph_sizes, prompt_buckets
 from minivllm_engine.model_config.config import ModelConfig
 from minivllm_engine.models.layers.step_plan import kv_shape
 from minivllm_engine.models.miniqwen import MiniQwenForCausalLM
 from minivllm_engine.ops.choice import choose_operations
 from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.ops.packed import PackedWeight
+from minivllm_engine.ops.prompt_buffers import Bucket
 from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
 from minivllm_engine.runner.sampler import SampleHandle, SamplingRow, draw, score
 from minivllm_engine.runner.weights import fill_weights
@@ -95,6 +96,10 @@ class ModelRunner:
                 self.model,
                 self.pool,
                 sizes=graph_sizes(plan.max_graph_batch) if plan.max_graph_batch else (),
+                buckets=[
+                    Bucket(*sizes)
+                    for sizes in prompt_buckets(plan.max_num_batched_tokens, plan.max_num_seqs)
+                ],
                 max_num_seqs=plan.max_num_seqs,
                 max_model_len=plan.max_model_len,
             )
@@ -206,10 +211,15 @@ def warm_up_prompts(
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Compute prompts of several lengths, the longest of `max_tokens`, in the sinks of the pool."""
-    wanted: list[tuple[int, ...]] = [lengths for lengths in _LENGTHS if sum(lengths) < max_tokens]
-    wanted.append((max_tokens,))
+    wanted: list[tuple[int, ...]] = [
+        lengths for lengths in reversed(_LENGTHS) if sum(lengths) < max_tokens
+    ]
+    # The longest first: FLA tunes its kernels on what it sees first.
     if max_tokens >= 1024:
-        wanted += [(max_tokens // 8,) * 8, (max_tokens // 8 - 64,) * 8 + (64,) * 8]
+        wanted = [(max_tokens // 8 - 64,) * 8 + (64,) * 8, *wanted]
+        wanted = [(max_tokens // 8,) * 8, (max_tokens,), *wanted]
+    else:
+        wanted = [(max_tokens,), *wanted]
     for done, lengths in enumerate(wanted):
         if progress is not None:
             progress(done, len(wanted))

@@ -1,13 +1,13 @@
 """One step's input to the model: built from a ScheduledBatch, frozen, passed and never looked up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from minivllm_engine.core.request import Request
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.device_copy import on_device
 
@@ -76,10 +76,10 @@ class AwaitedTokens:
     token_ids: torch.Tensor
     rows: Mapping[Request, int]
 
-    def sources(self, batch: ScheduledBatch) -> tuple[list[int], list[int]]:
-        """Return the sequences of `batch` that await their token, and their rows of `token_ids`."""
-        places = [i for i, sequence in enumerate(batch.sequences) if sequence.awaits]
-        return places, [self.rows[batch.sequences[i].request] for i in places]
+    def sources(self, sequences: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
+        """Return which of `sequences` await their token, and their rows of `token_ids`."""
+        places = [i for i, sequence in enumerate(sequences) if sequence.awaits]
+        return places, [self.rows[sequences[i].request] for i in places]
 
 
 def build_model_input(
@@ -119,7 +119,7 @@ def build_model_input(
         [len(part) for part in parts]
     )
     if awaited is not None:
-        waiting, sources = awaited.sources(batch)
+        waiting, sources = awaited.sources(sequences)
         if waiting:
             index = on_device([*waiting, *sources], torch.int64, pool.device).view(2, -1)
             ids.index_copy_(0, index[0], awaited.token_ids.index_select(0, index[1]))

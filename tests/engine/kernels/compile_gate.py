@@ -84,6 +84,8 @@ def delta_rule(state_dtype: torch.dtype, H: int, HV: int, K: int, V: int) -> Non
     gated_delta.gated_delta_step(**given, slots=slots, positions=slots)
     plan = gated_delta.RecurrentPlan.build(slots[:2], (0, 5), (1, 3))
     gated_delta.gated_delta_recurrent(**given, plan=plan)
+    states = gated_delta.gather_states(given["pool"], slots, slots)
+    gated_delta.scatter_states(states, given["pool"], slots)
 
 
 def gates() -> None:
@@ -98,8 +100,9 @@ def conv() -> None:
     causal_conv.causal_conv_step(
         x, pool, conv_weight, slots=torch.arange(4), positions=torch.arange(4)
     )
-    plan = causal_conv.TritonConvPlan.build(torch.arange(1), (0,), (4,))
-    causal_conv.causal_conv_prefill(x, pool, conv_weight, plan)
+    for normed in (False, True):
+        plan = causal_conv.TritonConvPlan.build(torch.arange(1), (0,), (4,), normed=normed)
+        causal_conv.causal_conv_prefill(x, pool, conv_weight, plan, key_dim=2048, num_heads=16)
 
 
 def attend(

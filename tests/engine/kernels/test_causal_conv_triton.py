@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.kernel_checks import needs_interpreter
-from support.kernel_checks.causal_conv import check_prefill, check_steps
+from support.kernel_checks.causal_conv import check_heads, check_prefill, check_steps
 
 pytestmark = needs_interpreter
 
@@ -35,3 +35,14 @@ def test_a_new_history_may_consist_of_the_old_one() -> None:
     """A chunk shorter than the history, which so has to be moved within itself."""
     for length in (1, 2, 3, 4):
         check_prefill(CPU, torch.float32, 9, 6, [(4, length), (0, length)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "heads", [(3, 16, 5, 8), (1, 256, 1, 12), (2, 64, 2, 64)], ids=["16", "256", "64"]
+)
+def test_queries_keys_and_values_lie_apart_and_normed(
+    dtype: torch.dtype, heads: tuple[int, int, int, int]
+) -> None:
+    """Heads smaller than a tile, larger than one, and a tile with heads of two kinds."""
+    check_heads(CPU, dtype, heads)

@@ -10,6 +10,7 @@ from support.kernel_checks.gated_delta import (
     check_order_of_lanes,
     check_recurrent,
     check_recurrent_is_steps,
+    check_states,
     check_steps,
 )
 
@@ -67,3 +68,8 @@ def test_a_chunk_has_the_same_bits_wherever_it_is_cut() -> None:
 def test_gates_of_a_prefill_are_those_of_a_step(dtype: torch.dtype) -> None:
     for num_tokens, num_heads in [(1, 3), (65, 6), (200, 16)]:
         check_gates(CPU, dtype, num_tokens, num_heads)
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_go_out_of_their_slots_and_back(state_dtype: torch.dtype) -> None:
+    check_states(CPU, state_dtype)

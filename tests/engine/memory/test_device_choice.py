@@ -121,7 +121,7 @@ def test_fla_is_asked_for_where_something_needs_it(machine: Machine, options, wh
     machine.install("torch", "triton").has_gpu(GPU)
     error = refusal(device=device, **options)
     assert "flash-linear-attention" in error.what and error.why == why
-    assert error.hint == "pip install 'flash-linear-attention>=0.6,<1'"
+    assert error.hint == "pip install 'flash-linear-attention>=0.6,<0.7'"
     assert choose_device(EngineOptions(gated_delta_prefill="reference")).kind == "cuda"
     machine.install("fla")
     assert choose_device(EngineOptions(device=device, **options)).kind == "cuda"

@@ -11,7 +11,7 @@ from minivllm_engine import SamplingParams
 from minivllm_engine.core.request import Request
 from minivllm_engine.runner import model_runner
 from minivllm_engine.runner.graph_decode import GraphDecode
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduling.scheduled_batch import ScheduledSequence
 from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput
 from support.graph_reference import graph_reference
 from support.request_kinds import GREEDY, all_kinds, contents, count_ahead, engine, ids
@@ -60,8 +60,8 @@ def sequence(
     return ScheduledSequence(request, start, 1, table, slot, samples=True, awaits=awaits)
 
 
-def batch_of(*sequences: ScheduledSequence) -> ScheduledBatch:
-    return ScheduledBatch(sequences, len(sequences))
+def step_of(*sequences: ScheduledSequence) -> tuple[ScheduledSequence, ...]:
+    return sequences
 
 
 def requests() -> list[Request]:
@@ -70,11 +70,11 @@ def requests() -> list[Request]:
 
 def test_lanes_without_a_sequence_are_nobodys(static: GraphDecode, model: Recorder) -> None:
     a, b, c = requests()
-    full = batch_of(
+    full = step_of(
         sequence(a, 17, (5, 6), 2), sequence(b, 3, (7,), 0), sequence(c, 39, (1, 2, 3), 1)
     )
     for count in (3, 1, 2, 3):  # lanes that had a sequence before, too
-        static.load(batch_of(*full.sequences[:count]), None, 4)
+        static.load(full[:count], None, 4)
         static.run(4)
         rest = 4 - count
         assert model.seen["token_ids"] == [17, 103, 239][:count] + [0] * rest
@@ -98,7 +98,7 @@ def test_a_block_that_was_exchanged_is_the_new_one_from_then_on(
     (a, *_) = requests()
     tables = [(4, 5), (4, 5), (8, 5), (8, 5), (8, 5, 9), (2,), (2,), (2,)]
     for step, table in enumerate(tables):
-        static.load(batch_of(sequence(a, step, table, 0)), None, 1)
+        static.load(step_of(sequence(a, step, table, 0)), None, 1)
         static.run(1)
         assert model.seen["block_tables"] == [[*table, *[SINK] * (4 - len(table))]]
         assert model.seen["kv_slots"] == [table[0] * BLOCK + step]
@@ -108,10 +108,10 @@ def test_tokens_are_taken_from_the_step_before_by_request_and_not_by_lane(
     static: GraphDecode, model: Recorder
 ) -> None:
     a, b, c = requests()
-    static.load(batch_of(sequence(a, 39, (1, 2, 3), 0), sequence(b, 39, (4, 5, 6), 1)), None, 2)
+    static.load(step_of(sequence(a, 39, (1, 2, 3), 0), sequence(b, 39, (4, 5, 6), 1)), None, 2)
     static.run(2)  # a gets 500, b gets 501
     awaited = AwaitedTokens(static.sampled[:2], {a: 0, b: 1})
-    following = batch_of(
+    following = step_of(
         sequence(c, 7, (7,), 2),
         sequence(b, 40, (4, 5, 6), 1, awaits=True),
         sequence(a, 40, (1, 2, 3), 0, awaits=True),
@@ -121,7 +121,7 @@ def test_tokens_are_taken_from_the_step_before_by_request_and_not_by_lane(
     assert model.seen["token_ids"] == [207, 501, 500, 0]
     # And its own tokens for the one after, which awaits another lane's.
     static.load(
-        batch_of(sequence(a, 41, (1, 2, 3), 0, awaits=True)),
+        step_of(sequence(a, 41, (1, 2, 3), 0, awaits=True)),
         AwaitedTokens(static.sampled[:3], {c: 0, b: 1, a: 2}),
         1,
     )
@@ -136,7 +136,7 @@ def test_tokens_that_were_drawn_elsewhere_are_taken_over(
     # Of a step with prompts, or one whose tokens are not the most likely.
     awaited = AwaitedTokens(torch.tensor([71, 72, 73]), {c: 0, a: 1, b: 2})
     static.load(
-        batch_of(
+        step_of(
             sequence(a, 40, (1, 2, 3), 0, awaits=True), sequence(b, 40, (4, 5, 6), 1, awaits=True)
         ),
         awaited,
@@ -145,7 +145,7 @@ def test_tokens_that_were_drawn_elsewhere_are_taken_over(
     static.run(2)
     assert model.seen["token_ids"] == [72, 73]
     # Where nobody awaits any, what is there does no harm.
-    static.load(batch_of(sequence(c, 8, (7,), 2)), awaited, 1)
+    static.load(step_of(sequence(c, 8, (7,), 2)), awaited, 1)
     static.run(1)
     assert model.seen["token_ids"] == [208]
 
@@ -154,7 +154,7 @@ def test_what_is_being_copied_is_not_overwritten_by_the_next_step(static: GraphD
     a, b, _ = requests()
     for request, slot in ((a, 3), (b, 1), (a, 2)):
         before = static._host[0].numbers.array.copy(), static._host[0].tables.array.copy()
-        static.load(batch_of(sequence(request, 5, (slot, 9), slot)), None, 1)
+        static.load(step_of(sequence(request, 5, (slot, 9), slot)), None, 1)
         assert (static._host[1].numbers.array == before[0]).all()
         assert (static._host[1].tables.array == before[1]).all()
         assert static._host[0].numbers.array[3, 0] == slot

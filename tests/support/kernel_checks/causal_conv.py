@@ -85,7 +85,50 @@ def check_prefill(
     plan = TritonConvPlan.build(slots.to(device), starts, lengths)
     plan = TritonConvPlan(preceded(plan.slots, unused), with_padding(plan.sequences))
     out = causal_conv_prefill(on_device(x, device), kernel_pool, conv_weight.to(device), plan)
+    out = out.view(x.shape)
     reference_plan = reference.ReferenceConvPlan.build(slots, starts, lengths, conv_width)
     expected = reference.causal_conv_prefill(x, pool, conv_weight.float().unbind(0), reference_plan)
     assert_close(out, expected, "output")
     assert same_bits(kernel_pool, pool), "histories"
+
+
+def check_heads(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int, int]) -> None:
+    """Queries, keys and values apart, the first two normed or not.
+
+    heads: H key heads of size K, HV value heads of size V.
+    """
+    num_heads, key_size, num_values, value_size = heads
+    keys, values = num_heads * key_size, num_values * value_size
+    torch.manual_seed(keys)
+    lengths, slots = (5, 1, 18), torch.tensor([2, 0, 3])
+    conv_weight = torch.randn(4, 2 * keys + values).to(dtype)
+    (x,) = random_rows(sum(lengths), 2 * keys + values, dtype=dtype)
+    pool = torch.randn(4, 2 * keys + values, 3).to(dtype)
+    reference_plan = reference.ReferenceConvPlan.build(slots, (0, 7, 0), lengths, 4)
+    kernel_pool = pool.to(device, copy=True)
+    expected = reference.causal_conv_prefill(x, pool, conv_weight.float().unbind(0), reference_plan)
+    parts = [
+        part.unflatten(1, (count, -1))
+        for part, count in zip(
+            expected.split([keys, keys, values], dim=1),
+            (num_heads, num_heads, num_values),
+            strict=True,
+        )
+    ]
+    for normed in (False, True):
+        plan = TritonConvPlan.build(slots.to(device), (0, 7, 0), lengths, normed=normed)
+        out = causal_conv_prefill(
+            on_device(x, device),
+            kernel_pool.clone(),
+            conv_weight.to(device),
+            plan,
+            key_dim=keys,
+            num_heads=num_heads,
+        )
+        apart = out.split([part.numel() for part in parts])
+        for name, one, raw in zip("qkv", apart, parts, strict=True):
+            wanted = raw
+            if normed and name != "v":
+                wide = raw.float()
+                wanted = (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(dtype)
+            assert_close(one.view(raw.shape), wanted, f"{name}, normed: {normed}")

@@ -13,6 +13,8 @@ from minivllm_engine.ops.gated_delta.triton import (
     delta_gates,
     gated_delta_recurrent,
     gated_delta_step,
+    gather_states,
+    scatter_states,
 )
 from support.kernel_checks import (
     NAN,
@@ -267,3 +269,26 @@ def check_gates(device: torch.device, dtype: torch.dtype, num_tokens: int, num_h
     expected_g, expected_beta = gates(a, b, log_decay, dt_bias)
     assert_close(beta, expected_beta, "beta")
     torch.testing.assert_close(g.cpu(), expected_g, rtol=1e-5, atol=0)
+
+
+def check_states(device: torch.device, state_dtype: torch.dtype) -> None:
+    """Out of their slots and back, of padding nothing; who begins gets zeros, and not what is there."""
+    torch.manual_seed(4)
+    shape, slots, starts = (3, 40, 36), [4, -1, 0, 2, -1], [7, 9, 0, 1, 0]
+    pool = torch.full((6, *shape), NAN, dtype=state_dtype, device=device)
+    pool[[4, 2]] = torch.randn(2, *shape, device=device).to(state_dtype)
+    where = torch.tensor([1, *slots], dtype=torch.int32, device=device)[1:]
+    before = pool.clone()
+    states = gather_states(pool, where, torch.tensor(starts, device=device))
+    assert states.dtype == torch.float32 and same_bits(pool, before)
+    for lane, slot in enumerate(slots):
+        wanted = pool[slot].float() if lane in (0, 3) else torch.zeros(shape, device=device)
+        assert same_bits(states[lane], wanted), f"lane {lane}"
+    states = torch.randn(states.shape, device=device)
+    scatter_states(states, pool, where)
+    for slot in range(len(pool)):
+        if slot in slots:
+            expected = states[slots.index(slot)].to(state_dtype)
+            assert_close(pool[slot], expected.cpu(), f"slot {slot}")
+        else:
+            assert same_bits(pool[slot], before[slot]), f"slot {slot} was touched"

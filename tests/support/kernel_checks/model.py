@@ -59,7 +59,7 @@ def check_static_steps(path, device: torch.device) -> None:
     for size, awaiting in [(4, (1,)), (2, (0, 1))]:
         runners[0].step((expected[0], 1), (expected[1], 1))
         awaited = _in_other_order(requests, own, awaiting, vocab, device)
-        static.load(_decodes(requests, own, awaiting), awaited, size)
+        static.load(_decodes(requests, own, awaiting).sequences, awaited, size)
         static.run(size)
         for lane, (row, reference) in enumerate(zip(own, expected, strict=True)):
             row.done += 1

@@ -127,7 +127,7 @@ class GatedDeltaNet(nn.Module):
     ) -> torch.Tensor:
         assert plan.prefill is not None
         weights, ops = self._weights, self.operations.delta_net
-        q, k, v = weights.heads(ops.conv_chunks(raw, conv_pool, weights, plan.prefill.conv))
+        q, k, v = ops.conv_chunks(raw, conv_pool, weights, plan.prefill.conv)
         rule = plan.prefill.rule
         return ops.chunks(q, k, v, a=a, b=b, weights=weights, pool=state_pool, plan=rule)
 

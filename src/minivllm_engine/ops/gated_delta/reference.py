@@ -84,7 +84,7 @@ def _chunks(
     group = value_heads // heads
     # Keys and queries one below the other, [B, N, H, 2 C, K]: what is multiplied with the one is
     # multiplied with the other.
-    both = _l2norm(torch.stack((k, q), dim=2)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
+    both = l2norm(torch.stack((k, q), dim=2)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
     keys = both[..., :size, :]
     v, beta, g = (_by_key_head(x, heads) for x in (v, beta, g))
     decay, decay_in, decay_out = _decays(g.squeeze(-1))
@@ -186,7 +186,7 @@ def _step(
     num_seqs, heads, key_dim = k.shape
     value_heads, value_dim = v.shape[1:]
     by_key_head = (num_seqs, heads, value_heads // heads)
-    both = _l2norm(fp32(torch.stack((k, q), dim=2)))  # [N, H, 2, K]
+    both = l2norm(fp32(torch.stack((k, q), dim=2)))  # [N, H, 2, K]
     keys, queries = both.unbind(2)
     kq = torch.linalg.vecdot(keys, queries).view(num_seqs, heads, 1, 1)
     # In fp64 because the last bit of an fp32 exp depends on where in a batch the number stands.
@@ -202,6 +202,7 @@ def _step(
     return cast(out.view(num_seqs, value_heads, value_dim), v.dtype)
 
 
-def _l2norm(x: torch.Tensor) -> torch.Tensor:
+def l2norm(x: torch.Tensor) -> torch.Tensor:
+    """Scale x to norm 1 over its last dimension; an epsilon keeps zeros what they are."""
     norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * norm.mul_(norm).add_(_NORM_EPS).rsqrt_()

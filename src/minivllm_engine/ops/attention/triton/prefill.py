@@ -149,5 +149,5 @@ def prefill(
         KEYS=tile.num_keys,
         UPCAST=INTERPRETED,
         num_warps=tile.num_warps,
-        num_stages=2,
+        num_stages=tile.num_stages,
     )

@@ -8,6 +8,14 @@ inside the kernels, each of which so is the only one between the convolution and
 
 from minivllm_engine.ops.gated_delta.triton.recurrent import RecurrentPlan, gated_delta_recurrent
 from minivllm_engine.ops.gated_delta.triton.rule import delta_gates
+from minivllm_engine.ops.gated_delta.triton.states import gather_states, scatter_states
 from minivllm_engine.ops.gated_delta.triton.step import gated_delta_step
 
-__all__ = ["RecurrentPlan", "delta_gates", "gated_delta_recurrent", "gated_delta_step"]
+__all__ = [
+    "RecurrentPlan",
+    "delta_gates",
+    "gated_delta_recurrent",
+    "gated_delta_step",
+    "gather_states",
+    "scatter_states",
+]
