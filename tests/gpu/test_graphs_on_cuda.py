@@ -1,4 +1,4 @@
-"""Group D: decode steps by CUDA graph. Tiny model in fp32, pools full of NaN, graphs of 1, 2, 4 and 8."""
+"""Group D: steps by CUDA graph. Tiny model in fp32, pools full of NaN, graphs of 1, 2, 4 and 8."""
 
 from collections.abc import Iterator
 
@@ -78,3 +78,27 @@ def test_d8_one_slot_and_no_graphs(tiny_model, rig: Rig, oracle: Oracle) -> None
         outs = llm.generate([[5, 6, 7], [8] * 70], greedy_params(8))
         for out, prompt in zip(outs, ([5, 6, 7], [8] * 70), strict=True):
             assert agrees(out.outputs[0], oracle(prompt))
+
+
+def test_prompts_by_graph_are_their_launches(tiny_model, rig: Rig) -> None:
+    """In bf16, since prompts in fp32 are computed by other operations; every bucket was captured."""
+    with rig.engine(tiny_model, dtype="bf16", max_num_batched_tokens=512) as llm:
+        runner = llm._loop.open_runner().graphs
+        assert set(runner._prompt_graphs) == set(runner.prompts.buckets)
+        graphs.check_prompts(llm)
+
+
+def test_no_kernel_is_compiled_for_a_bucket_that_was_never_seen(tiny_model, rig: Rig) -> None:
+    from triton import knobs
+
+    with rig.engine(tiny_model, dtype="bf16", max_num_batched_tokens=512, largest_graph=0) as llm:
+        compiled = []
+        knobs.runtime.jit_post_compile_hook = lambda **found: compiled.append(found["repr"])
+        try:
+            llm.generate(
+                [[i] * n for i, n in enumerate((70, 3, 130, 64, 1, 200))], greedy_params(3)
+            )
+            llm.generate([[7] * 300], greedy_params(3))
+        finally:
+            knobs.runtime.jit_post_compile_hook = None
+        assert not compiled

@@ -55,6 +55,11 @@ def test_d4_every_batch_size(larger: LLM) -> None:
     graphs.check_batch_sizes(larger, range(1, 13))
 
 
+def test_prompts_by_graph_are_their_launches(tiny_model, rig: Rig) -> None:
+    with rig.engine(tiny_model, max_num_batched_tokens=512) as llm:
+        graphs.check_prompts(llm)
+
+
 def test_d6_padding_lanes_have_a_length(llm: LLM) -> None:
     graphs.check_padding_lanes(llm)
 

@@ -68,6 +68,47 @@ def check_batch_sizes(llm: LLM, sizes: Sequence[int]) -> None:
         assert len(outcome.logits[-1]) == size
 
 
+def check_prompts(llm: LLM) -> None:
+    """Prompts of lengths in and around buckets, alone, side by side, beside decodes, and partly cached."""
+    prompts = llm._loop.open_runner().graphs.prompts
+    assert prompts is not None
+    steps, load = [], prompts.load
+    prompts.load = lambda sequences, bucket: steps.append(bucket) or load(sequences, bucket)
+    try:
+        for n in (2, 63, 64, 65, 127, 128, 129, 200, 256, 257, 300):
+            check_graph_is_eager(llm, _generating([n]))
+        check_graph_is_eager(llm, _generating([70, 3, 130, 64, 1, 200]))
+        check_graph_is_eager(llm, _streaming([40, 300, 5, 129, 64, 257, 90], shared=192))
+    finally:
+        del prompts.load
+    assert len(set(steps)) >= 5, f"only {set(steps)}"
+
+
+def _generating(lengths: list[int]) -> Scenario:
+    def scenario(llm: LLM) -> list[list[int]]:
+        outs = llm.generate(random_prompts(len(lengths), lengths), greedy_params(3))
+        return [out.outputs[0].token_ids for out in outs]
+
+    return scenario
+
+
+def _streaming(lengths: list[int], shared: int) -> Scenario:
+    """A prompt every other step, so that chunks run beside decodes, each after the same tokens."""
+
+    def scenario(llm: LLM) -> list[list[int]]:
+        (prefix,) = random_prompts(99, [shared])
+        names, finished = [], {}
+        for prompt in random_prompts(5, lengths):
+            names.append(llm.add_request(prefix + prompt, greedy_params(24)))
+            for _ in range(2):
+                finished |= {out.request_id: out for out in llm.step() if out.finished}
+        finished |= finish_all(llm)
+        assert not any(out.error for out in finished.values())
+        return [finished[name].outputs[0].token_ids for name in names]
+
+    return scenario
+
+
 def check_one_by_one(llm: LLM, oracle: Oracle) -> None:
     """D3: eight requests that end one after the other, each like the oracle."""
     prompts = random_prompts(3, [5, 17, 1, 60, 9, 40, 30, 2])
