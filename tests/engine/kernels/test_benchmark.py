@@ -53,3 +53,11 @@ def test_a_step_is_timed_for_each_batch_size() -> None:
         assert float(early) > 0 and float(ordered) > 0 and float(eager) > 0
         assert saved.endswith("%") and limit.endswith("%")
     assert "Warning" not in done.stderr, "numbers that were not finite"
+
+
+def test_a_step_of_prompts_is_padded_and_gives_what_it_gives_unpadded() -> None:
+    done = run("--smoke", script="prefill_step.py")
+    assert done.returncode == 0, done.stderr
+    (row,) = done.stdout.splitlines()[1:]
+    assert row.split()[:4] == ["1x5", "64", "x", "1"]
+    assert float(row.split()[-1]) < 0.05
