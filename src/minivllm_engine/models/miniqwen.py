@@ -109,7 +109,7 @@ class MiniQwenForCausalLM(nn.Module):
         self.head = self.embedding if tied else self._vocabulary_matrix()
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
-        """Canonical tensor name -> where its values go; views have as many elements as the tensor."""
+        """Map canonical tensor names to where their values go; views have as many elements as the tensor."""
         views: dict[str, torch.Tensor] = {
             "model.embed_tokens.weight": self.embedding,
             "model.norm.weight": self.norm.weight,
@@ -157,7 +157,7 @@ class MiniQwenForCausalLM(nn.Module):
         return self.logits(self.hidden_states(batch, pool).index_select(0, batch.logits_rows))
 
     def hidden_states(self, batch: ModelInput, pool: CachePool) -> torch.Tensor:
-        """`forward` without the head: [num_tokens, hidden_size], after the last norm."""
+        """Do what `forward` does without the head: [num_tokens, hidden_size], after the last norm."""
         plan = self._plan(batch, pool)
         residual = self._run_layers(self._embed(batch), plan, pool)
         return plan.products.final_norm(residual, self.norm)
@@ -165,7 +165,7 @@ class MiniQwenForCausalLM(nn.Module):
     def all_logits(
         self, batch: ModelInput, pool: CachePool, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `forward`, of all tokens: [num_tokens, vocab_size], into `out` if it is given."""
+        """Do what `forward` does, for all tokens: [num_tokens, vocab_size], into `out` if it is given."""
         plan = self._plan(batch, pool)
         residual = self._run_layers(self._embed(batch), plan, pool)
         return plan.products.logits(residual, self.norm, self.head, out)
@@ -173,7 +173,7 @@ class MiniQwenForCausalLM(nn.Module):
     def planned_states(
         self, token_ids: torch.Tensor, plan: StepPlan, pool: CachePool
     ) -> torch.Tensor:
-        """As `hidden_states`, of a step whose plan was made by others."""
+        """Do what `hidden_states` does, of a step whose plan was made by others."""
         stream = F.embedding(token_ids, self.embedding)
         return plan.products.final_norm(self._run_layers(stream, plan, pool), self.norm)
 

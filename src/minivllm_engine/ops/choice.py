@@ -18,7 +18,7 @@ _LEAST_CAPABILITY = (8, 0)
 def choose_operations(
     device: torch.device, options: EngineOptions, shape: KVShape, dtype: torch.dtype
 ) -> Operations:
-    """What `auto` stands for is what was measured to be faster.
+    """Choose the operations; `auto` stands for what was measured to be faster.
 
     Raises:
         BackendUnavailable: the GPU is too old, or a package is missing.

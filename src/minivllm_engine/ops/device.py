@@ -45,7 +45,7 @@ def device_limits(device: torch.device) -> DeviceLimits:
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Cards from sm_90 on. On a CPU kernels run in Triton's interpreter, one after the other."""
+    """Say whether a card can: from sm_90 on. On a CPU kernels are interpreted, one after the other."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -218,7 +218,7 @@ def kernel_operations(
     chunks: ChunkBackend = "auto",
     step: StepBackend = "triton",
 ) -> Operations:
-    """Kernels for everything; for attention and the two forms of the delta rule, which.
+    """Choose kernels for everything, and which for attention and the two forms of the delta rule.
 
     Args:
         chunks: "auto" is FLA's chunked rule, and our recurrent one where all chunks are short.

@@ -48,14 +48,14 @@ def output_head(x: torch.Tensor, embedding: torch.Tensor | PackedWeight) -> torc
 def plain_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `linear`, for a device whose library is to choose by the number of rows."""
+    """Multiply as `linear` does, for a device whose library is to choose by the number of rows."""
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def plain_output_head(
     x: torch.Tensor, embedding: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `output_head`, likewise; into `out` [num_rows, vocab], if it is given."""
+    """Multiply as `output_head` does, likewise; into `out` [num_rows, vocab], if it is given."""
     return torch.mm(x, embedding.t(), out=out)
 
 
@@ -87,13 +87,13 @@ class Products(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """norm(residual) @ weight + bias: [num_tokens, out]."""
+        """Compute norm(residual) @ weight + bias: [num_tokens, out]."""
 
     def norm_swiglu(self, residual: Residual, norm: Norm, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of norm(residual) @ gate_up, which holds both side by side: [num_tokens, wide]."""
+        """Compute silu(gate) * up of norm(residual) @ gate_up, which holds both: [num_tokens, wide]."""
 
     def linear_add(self, residual: Residual, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """residual += x @ weight."""
+        """Add x @ weight to the residual stream."""
 
     def gated_norm_linear_add(
         self,
@@ -104,7 +104,7 @@ class Products(Protocol):
         eps: torch.Tensor,
         weight: torch.Tensor,
     ) -> None:
-        """residual += gated_rms_norm(x, gate) @ weight, for x and gate [num_tokens, HV, V]."""
+        """Add gated_rms_norm(x, gate) @ weight to the stream, for x and gate [num_tokens, HV, V]."""
 
     def sigmoid_gate_linear_add(
         self,
@@ -114,10 +114,10 @@ class Products(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """residual += (x * sigmoid(gate)) @ weight + bias, for x and gate [num_tokens, H, d]."""
+        """Add (x * sigmoid(gate)) @ weight + bias to the stream, for x and gate [num_tokens, H, d]."""
 
     def final_norm(self, residual: Residual, norm: Norm) -> torch.Tensor:
-        """norm(residual): [num_tokens, hidden_size]."""
+        """Compute norm(residual): [num_tokens, hidden_size]."""
 
     def logits(
         self,
@@ -126,7 +126,7 @@ class Products(Protocol):
         embedding: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """norm(residual) times an embedding [vocab_size, hidden_size], into `out` if it is given."""
+        """Multiply norm(residual) with an embedding [vocab_size, hidden_size], into `out` if it is given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def chunk_plan(chunks: Chunks) -> ReferenceChunkPlan:
 def delta_gates(
     a: torch.Tensor, b: torch.Tensor, weights: DeltaNetWeights
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """g = -exp(A_log) softplus(a + dt_bias) in fp64, and beta = sigmoid(b)."""
+    """Compute g = -exp(A_log) softplus(a + dt_bias) in fp64, and beta = sigmoid(b)."""
     # In fp64 because the last bit of an fp32 softplus depends on where in a batch the number stands.
     negative_a, dt_bias = weights.fp64_gate
     return negative_a * F.softplus(a.double() + dt_bias), torch.sigmoid(b)

@@ -110,7 +110,7 @@ class HostNumbers:
         self._copied: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Until the last copy is done: before it they must not change.
+        """Wait until the last copy is done: before it they must not change.
 
         Of a step that was given up nobody else waits for it.
         """
@@ -141,7 +141,7 @@ class _HostBuffers:
         size: int,
         block_size: int,
     ) -> None:
-        """sources: rows of the last tokens that sequences, by their place, await."""
+        """Write a step. `sources`: rows of the last tokens that sequences, by their place, await."""
         self.numbers.wait()
         self.tables.wait()
         columns = []

@@ -49,7 +49,7 @@ class GatedAttention(nn.Module):
         self.q_norm, self.k_norm = parameter(self.head_dim), parameter(self.head_dim)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
-        """Views in the checkpoint's layout, in which q_proj holds [query | gate] for each head."""
+        """Give views in the checkpoint's layout, in which q_proj holds [query | gate] for each head."""
         views: dict[str, torch.Tensor] = {
             "o_proj.weight": self.o_proj.t(),
             "q_norm.weight": self.q_norm,

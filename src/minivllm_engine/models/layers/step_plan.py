@@ -15,7 +15,7 @@ from minivllm_engine.tensors.model_input import ModelInput
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
-    """[rotary_dim / 2] fp32, yarn's ramp included (arXiv 2309.00071, as in transformers)."""
+    """Compute [rotary_dim / 2] fp32, yarn's ramp included (arXiv 2309.00071, as in transformers)."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.rope_type != "yarn":
@@ -36,7 +36,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
 
 
 def kv_shape(config: ModelConfig, block_size: int) -> KVShape:
-    """How the cache of a model is laid out, and what reads it."""
+    """Say how the cache of a model is laid out, and what reads it."""
     return KVShape(
         block_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
     )

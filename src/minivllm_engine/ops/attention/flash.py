@@ -120,7 +120,7 @@ class FlashAttentionPlan:
 
     @classmethod
     def build(cls, batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> "FlashAttentionPlan":
-        """dtype: of the queries and the cache. Raises what `check_flash` raises."""
+        """Plan a step. `dtype` is that of queries and cache. Raises what `check_flash` raises."""
         check_flash(shape, dtype)
         cut = batch.num_decodes
         chunks = None
@@ -141,7 +141,7 @@ class FlashAttentionPlan:
 def paged_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: FlashAttentionPlan
 ) -> torch.Tensor:
-    """Causal attention of all tokens of a step; their own keys and values are in the cache already.
+    """Attend causally for all tokens of a step, whose own keys and values are in the cache already.
 
     Args:
         q: [num_tokens, H, d]; rows may lie apart, each is contiguous.

@@ -67,7 +67,7 @@ class KVShape:
     head_dim: int
 
     def width(self, num_queries: int) -> int:
-        """Numbers that one key of a sequence takes, gathered or as scores of so many queries."""
+        """Count the numbers that one key of a sequence takes, gathered or as scores of so many queries."""
         return max(num_queries * self.num_heads, self.num_kv_heads * self.head_dim)
 
 
@@ -144,7 +144,7 @@ def _cut(contexts: list[int], width: int) -> Iterator[tuple[int, int, int]]:
 def paged_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: ReferenceAttentionPlan
 ) -> torch.Tensor:
-    """Causal attention of all tokens of a step; their own keys and values are in the cache already.
+    """Attend causally for all tokens of a step, whose own keys and values are in the cache already.
 
     Args:
         q: [num_tokens, H, d].

@@ -65,7 +65,7 @@ def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
 
 
 def num_splits(num_seqs: int, num_kv_heads: int, longest: int, limits: DeviceLimits) -> int:
-    """Programs among which the keys of each of `num_seqs` decodes are split: a power of two.
+    """Choose among how many programs the keys of each of `num_seqs` decodes are split: a power of two.
 
     Enough to keep the card busy, and so few that each has at least 128 keys of the longest context.
     """
@@ -78,10 +78,10 @@ def num_splits(num_seqs: int, num_kv_heads: int, longest: int, limits: DeviceLim
 
 
 def padded_size(size: int) -> int:
-    """Rows or columns of a matrix product that has at least `size`: a power of two."""
+    """Round up to the rows or columns of a matrix product that has at least `size`: a power of two."""
     return max(_MIN_PRODUCT, 1 << (size - 1).bit_length())
 
 
 def softmax_scale(head_dim: int) -> float:
-    """What makes of a product of query and key a power of two in the softmax."""
+    """Return what makes of a product of query and key a power of two in the softmax."""
     return math.log2(math.e) / math.sqrt(head_dim)

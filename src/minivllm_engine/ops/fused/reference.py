@@ -7,7 +7,7 @@ from minivllm_engine.tensors.device_copy import cast, fp32
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end.
+    """Compute x / rms(x) * scale over the last dimension of x, in fp32, rounded once at the end.
 
     Args:
         x: [..., size].
@@ -33,7 +33,7 @@ def add_rms_norm(
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor
 ) -> torch.Tensor:
-    """(weight * x / rms(x)) * silu(gate) over the last dimension; x / rms(x) is rounded before the weight.
+    """Compute (weight * x / rms(x)) * silu(gate) over the last dimension, x / rms(x) rounded first.
 
     Args:
         x, gate: [..., size].
@@ -45,20 +45,20 @@ def gated_rms_norm(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [num_rows, 2 size], which holds gate and up side by side: [num_rows, size]."""
+    """Compute silu(gate) * up [num_rows, size] of [num_rows, 2 size], which holds both side by side."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(gate), in x's place. Both [num_rows, ..., size]."""
+    """Compute x * sigmoid(gate), in x's place. Both [num_rows, ..., size]."""
     return x.mul_(torch.sigmoid(gate))
 
 
 def rotary_cos_sin(
     positions: torch.Tensor, frequencies: torch.Tensor, attention_factor: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of the angles position * frequency, in fp32, times a factor, rounded once.
+    """Compute cos and sin of the angles position * frequency, in fp32, times a factor, rounded once.
 
     Args:
         positions: [num_tokens] integers.

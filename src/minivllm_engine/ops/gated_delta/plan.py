@@ -122,7 +122,7 @@ class SlotPlan:
 
     @classmethod
     def build(cls, slots: torch.Tensor, starts: tuple[int, ...]) -> "SlotPlan":
-        """slots: [N], no two alike; starts: tokens of each sequence that its state has seen."""
+        """Plan a step of slots [N], no two alike, whose states have seen `starts` tokens each."""
         fresh = [i for i, start in enumerate(starts) if start == 0]
         ids = slots.tolist()
         first, last = min(ids), max(ids) + 1

@@ -6,7 +6,7 @@ STEP_ROWS = 8
 
 
 def recurrent_rows(num_seqs: int) -> int:
-    """As STEP_ROWS, for several tokens in a row, each of which waits for the one before.
+    """Choose what STEP_ROWS is for several tokens in a row, each of which waits for the one before.
 
     Fewer rows make that chain shorter and give a single sequence more programs, but each of them norms q
     and k anew, which with many sequences is what takes the time.

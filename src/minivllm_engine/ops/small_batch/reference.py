@@ -16,7 +16,7 @@ def norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """rms_norm(x) weight^T + bias.
+    """Compute rms_norm(x) weight^T + bias.
 
     Args:
         x: [B, in].
@@ -34,7 +34,7 @@ def norm_linear(
 def norm_linear_swiglu(
     x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor, gate_up: torch.Tensor
 ) -> torch.Tensor:
-    """silu(gate) * up of the products of rms_norm(x) with both.
+    """Compute silu(gate) * up of the products of rms_norm(x) with both.
 
     Args:
         x: [B, in].

@@ -40,7 +40,7 @@ class TritonAttentionPlan:
 
     @classmethod
     def build(cls, batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> "TritonAttentionPlan":
-        """dtype: of the queries and the cache."""
+        """Plan a step. `dtype` is that of queries and cache."""
         cut, device = batch.num_decodes, batch.slots.device
         limits = device_limits(device)
         tile = prefill_tile(shape, dtype, limits)
@@ -59,7 +59,7 @@ class TritonAttentionPlan:
 def paged_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: TritonAttentionPlan
 ) -> torch.Tensor:
-    """Causal attention of all tokens of a step; their own keys and values are in the cache already.
+    """Attend causally for all tokens of a step, whose own keys and values are in the cache already.
 
     Args:
         q: [num_tokens, H, d]; rows may lie apart, each is contiguous.

@@ -47,7 +47,7 @@ def _norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """x / rms(x) * scale over the last dimension, in fp32, rounded once at the end.
+    """Compute x / rms(x) * scale over the last dimension, in fp32, rounded once at the end.
 
     Args:
         x: [num_rows, size]; rows may lie apart, each is contiguous.
@@ -136,7 +136,7 @@ def _gated_norm_kernel(
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor
 ) -> torch.Tensor:
-    """(weight * x / rms(x)) * silu(gate) over the last dimension; x / rms(x) is rounded before the weight.
+    """Compute (weight * x / rms(x)) * silu(gate) over the last dimension, x / rms(x) rounded first.
 
     Args:
         x: [num_tokens, num_heads, size], contiguous.
@@ -190,7 +190,7 @@ def _silu_mul_kernel(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [num_rows, 2 size], which holds gate and up side by side: [num_rows, size]."""
+    """Compute silu(gate) * up [num_rows, size] of [num_rows, 2 size], which holds both side by side."""
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, size)
     _silu_mul_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
@@ -225,7 +225,7 @@ def _sigmoid_mul_kernel(
 
 
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(gate), in x's place.
+    """Compute x * sigmoid(gate), in x's place.
 
     Args:
         x: [num_rows, ..., size], contiguous.

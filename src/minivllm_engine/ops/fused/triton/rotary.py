@@ -42,7 +42,7 @@ def rotary_cos_sin(
     *,
     early: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of the angles position * frequency, in fp32, times a factor, rounded once.
+    """Compute cos and sin of the angles position * frequency, in fp32, times a factor, rounded once.
 
     Args:
         positions: [num_tokens] integers, contiguous.

@@ -134,7 +134,7 @@ def gated_delta_recurrent(
     pool: torch.Tensor,
     plan: RecurrentPlan,
 ) -> torch.Tensor:
-    """The gated delta rule over packed sequences, token by token: for chunks of up to some 64 tokens.
+    """Compute the gated delta rule over packed sequences, token by token: for chunks of some 64 tokens.
 
     Args: as for `gated_delta_step`, with rows of tokens that lie in `plan.bounds`.
 

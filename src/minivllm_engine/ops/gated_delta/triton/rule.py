@@ -19,7 +19,7 @@ def _softplus(x):
 
 @triton.jit
 def gates(a, b, log_decay, dt_bias):
-    """g, and beta rounded to b's dtype, as fp32."""
+    """Compute g, and beta rounded to b's dtype, as fp32."""
     g = -tl.exp(log_decay.to(tl.float32)) * _softplus(a.to(tl.float32) + dt_bias.to(tl.float32))
     beta = tl.sigmoid(b.to(tl.float32)).to(b.dtype).to(tl.float32)
     return g, beta
@@ -57,7 +57,7 @@ def _gates_kernel(
 def delta_gates(
     a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates that `gated_delta_step` works out for itself, for the chunked form.
+    """Compute the gates that `gated_delta_step` works out for itself, for the chunked form.
 
     Args:
         a, b: [num_tokens, HV]; rows may lie apart, each is contiguous.
@@ -105,7 +105,7 @@ def locate(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """This program's rows of a head, which of them are there, where their state lies, and what of it."""
+    """Find this program's rows of a head, which of them are there, where their state lies, what of it."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_K)
     state_at = pool + slot * pool_row + head * (V * K) + rows[:, None] * K + columns[None, :]
@@ -129,7 +129,7 @@ def load_token(
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """What lies in one row of the batch: query and key [BLOCK_K], some rows of the value, and the gates.
+    """Load what lies in one row of the batch: query and key [BLOCK_K], some rows of the value, and the gates.
 
     q, k, a and b point at the head in row 0, v at the rows of its value, of which those `in_rows` are there.
     """
@@ -142,7 +142,7 @@ def load_token(
 
 @triton.jit
 def prepare(query, key, value, a, b, log_decay, dt_bias, scale):
-    """From what `load_token` gives, in fp32: query and key normed, their product, the value, exp(g), beta."""
+    """Give in fp32 of a loaded token: query and key normed, their product, the value, exp(g), beta."""
     g, beta = gates(a, b, log_decay, dt_bias)
     query = _l2norm(query.to(tl.float32)) * scale
     key = _l2norm(key.to(tl.float32))
@@ -151,7 +151,7 @@ def prepare(query, key, value, a, b, log_decay, dt_bias, scale):
 
 @triton.jit
 def advance(state, query, key, product, value, decay, beta):
-    """The state [rows, BLOCK_K] after the token, and its output [rows].
+    """Give the state [rows, BLOCK_K] after the token, and its output [rows].
 
     S q after the update is exp(g) (S q) + d (k q): both reads are of the state before, side by side.
     """

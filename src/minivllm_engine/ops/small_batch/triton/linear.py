@@ -29,7 +29,7 @@ def norm_linear(
     early: bool | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """rms_norm(x) weight^T + bias.
+    """Compute rms_norm(x) weight^T + bias.
 
     Args:
         x: [B, in].
@@ -67,7 +67,7 @@ def norm_linear_swiglu(
     early: bool | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """silu(gate) * up of the products of rms_norm(x) with both.
+    """Compute silu(gate) * up of the products of rms_norm(x) with both.
 
     Args:
         x: [B, in].
