@@ -20,6 +20,7 @@ from minivllm_engine.ops.operations import (
     AttentionOperations,
     Chunks,
     Decodes,
+    DeltaInputs,
     DeltaRule,
     Operations,
 )
@@ -112,14 +113,13 @@ def _conv_chunks(x: torch.Tensor, pool: torch.Tensor, weights: Any, plan: Any) -
     return tuple(_padded(part, len(x)) for part in heads)
 
 
-def _delta_chunks(q, k, v, *, a, b, weights, pool, plan: Any) -> torch.Tensor:
-    given = {"weights": weights, "pool": pool}
+def _delta_chunks(inputs: DeltaInputs, weights: Any, pool: torch.Tensor, plan: Any) -> torch.Tensor:
     if not isinstance(plan, _OfBucket):
-        return reference.delta_chunks(q, k, v, a=a, b=b, plan=plan, **given)
+        return reference.delta_chunks(inputs, weights, pool, plan)
     chunks, rows = plan.chunks()
-    q, k, some, a, b = (x[:rows] for x in (q, k, v, a, b))
+    some = DeltaInputs(*(x[:rows] for x in inputs))
     own = reference.chunk_plan(chunks)
-    return _padded(reference.delta_chunks(q, k, some, a=a, b=b, plan=own, **given), len(v))
+    return _padded(reference.delta_chunks(some, weights, pool, own), len(inputs.v))
 
 
 def _graph_chunks(bucket: PromptBucket, shape: KVShape, dtype: torch.dtype) -> tuple[Any, Any, Any]:
@@ -130,11 +130,13 @@ def _conv_step(x: torch.Tensor, pool: torch.Tensor, weights: Any, lanes: _Lanes)
     return _on_live(lanes, x, lambda some: reference.conv_step(some, pool, weights, lanes.plan), x)
 
 
-def _delta_step(q, k, v, *, a, b, weights, pool, plan: _Lanes) -> torch.Tensor:
-    def step(q, k, v, a, b) -> torch.Tensor:
-        return reference.delta_step(q, k, v, a=a, b=b, weights=weights, pool=pool, plan=plan.plan)
+def _delta_step(
+    inputs: DeltaInputs, weights: Any, pool: torch.Tensor, plan: _Lanes
+) -> torch.Tensor:
+    def step(*some: torch.Tensor) -> torch.Tensor:
+        return reference.delta_step(DeltaInputs(*some), weights, pool, plan.plan)
 
-    return _on_live(plan, v, step, q, k, v, a, b)
+    return _on_live(plan, inputs.v, step, *inputs)
 
 
 def _attention_plan(batch: ModelInput, shape: KVShape, dtype: torch.dtype) -> _Lanes:

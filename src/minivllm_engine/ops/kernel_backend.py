@@ -26,6 +26,7 @@ from minivllm_engine.ops.operations import (
     AttentionOperations,
     Chunks,
     Decodes,
+    DeltaInputs,
     DeltaNetOperations,
     DeltaNetWeights,
     DeltaRule,
@@ -105,43 +106,23 @@ def _by_lane(step: Callable[..., torch.Tensor]) -> DeltaRule:
     """A step that takes slots and positions, behind the interface of all."""
 
     def run(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        weights: DeltaNetWeights,
-        pool: torch.Tensor,
-        plan: LanePlan,
+        inputs: DeltaInputs, weights: DeltaNetWeights, pool: torch.Tensor, plan: LanePlan
     ) -> torch.Tensor:
-        return step(
-            q,
-            k,
-            v,
-            a=a,
-            b=b,
-            A_log=weights.A_log,
-            dt_bias=weights.dt_bias,
-            pool=pool,
-            slots=plan.slots,
-            positions=plan.positions,
-        )
+        q, k, v, a, b = inputs
+        where = {"slots": plan.slots, "positions": plan.positions}
+        gate = {"A_log": weights.A_log, "dt_bias": weights.dt_bias}
+        return step(q, k, v, a=a, b=b, **gate, pool=pool, **where)
 
     return run
 
 
 def _prompt_chunks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    inputs: DeltaInputs,
     weights: DeltaNetWeights,
     pool: torch.Tensor,
     plan: fla.FlaChunkPlan | rule.RecurrentPlan,
 ) -> torch.Tensor:
+    q, k, v, a, b = inputs
     if isinstance(plan, rule.RecurrentPlan):
         gate = {"A_log": weights.A_log, "dt_bias": weights.dt_bias}
         return rule.gated_delta_recurrent(q, k, v, a=a, b=b, **gate, pool=pool, plan=plan)
@@ -188,16 +169,9 @@ def _fla_plan(chunks: Chunks) -> fla.FlaChunkPlan:
 
 
 def _reference_chunks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    weights: DeltaNetWeights,
-    pool: torch.Tensor,
-    plan: ReferenceChunkPlan,
+    inputs: DeltaInputs, weights: DeltaNetWeights, pool: torch.Tensor, plan: ReferenceChunkPlan
 ) -> torch.Tensor:
+    q, k, v, a, b = inputs
     g, beta = rule.delta_gates(a, b, weights.A_log, weights.dt_bias)
     return reference_rule.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
 

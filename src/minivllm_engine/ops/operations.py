@@ -6,7 +6,7 @@ The operations of a kind differ in speed and in the last bits of what they give,
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,29 +89,24 @@ class Chunks:
     lengths: tuple[int, ...]
 
 
-class DeltaRule(Protocol):
-    """The gated delta rule, with its gates, for one of the two: decodes or chunks."""
+class DeltaInputs(NamedTuple):
+    """What the gated delta rule takes of N tokens.
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        weights: DeltaNetWeights,
-        pool: torch.Tensor,
-        plan: Any,
-    ) -> torch.Tensor:
-        """Advance the states [num_slots, HV, V, K] of the plan's sequences, and read them.
+    Attributes:
+        q, k: [N, H, K], raw or as the convolution gives them.
+        v: [N, HV, V].
+        a, b: [N, HV], raw gates.
+    """
 
-        Args:
-            q, k: [N, H, K], raw. v: [N, HV, V]. a, b: [N, HV], raw gates.
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
 
-        Returns:
-            [N, HV, V] in v's dtype.
-        """
+
+# Advances the states [num_slots, HV, V, K] of the plan's sequences, and reads them: [N, HV, V] in v's dtype.
+DeltaRule = Callable[[DeltaInputs, DeltaNetWeights, torch.Tensor, Any], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,8 @@ class DeltaNetOperations:
     """The convolution and the delta rule of decodes and of chunks, with what makes their plans.
 
     A plan is the same for all layers of a step. The convolutions take (x, pool, weights, plan); that of
-    chunks gives queries, keys and values as `chunks` wants them: normed already, or raw.
+    chunks gives queries, keys and values as `chunks` wants them: normed already, or raw. The rules take
+    (inputs, weights, pool, plan).
 
     Attributes:
         conv_step_plan, step_plan: make plans of Decodes.

@@ -13,6 +13,7 @@ from minivllm_engine.ops.operations import (
     AttentionOperations,
     Chunks,
     Decodes,
+    DeltaInputs,
     DeltaNetOperations,
     DeltaNetWeights,
     Heads,
@@ -42,33 +43,19 @@ def delta_gates(
 
 
 def delta_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    weights: DeltaNetWeights,
-    pool: torch.Tensor,
-    plan: SlotPlan,
+    inputs: DeltaInputs, weights: DeltaNetWeights, pool: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
     if plan.fresh is not None:
         pool.index_fill_(0, plan.fresh, 0)
+    q, k, v, a, b = inputs
     g, beta = delta_gates(a, b, weights)
     return rule.gated_delta_step(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
 
 
 def delta_chunks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    weights: DeltaNetWeights,
-    pool: torch.Tensor,
-    plan: ReferenceChunkPlan,
+    inputs: DeltaInputs, weights: DeltaNetWeights, pool: torch.Tensor, plan: ReferenceChunkPlan
 ) -> torch.Tensor:
+    q, k, v, a, b = inputs
     g, beta = delta_gates(a, b, weights)
     return rule.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, pool=pool, plan=plan)
 

@@ -6,10 +6,14 @@ import torch
 from torch import nn
 
 from minivllm_engine.model_config.config import ModelConfig
-from minivllm_engine.models.layers.step_plan import StepPlan
+from minivllm_engine.models.layers.step_plan import DeltaPlan, StepPlan
 from minivllm_engine.models.layers.weight import GatedRMSNorm, weight_matrix
-from minivllm_engine.ops.operations import DeltaNetWeights, Operations
+from minivllm_engine.ops.operations import DeltaInputs, DeltaNetWeights, Operations
 from minivllm_engine.ops.products import Norm, Residual
+
+# Of some rows: what is convolved, a and b; and the pools of convolution and states.
+_Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_Pools = tuple[torch.Tensor, torch.Tensor]
 
 
 class GatedDeltaNet(nn.Module):
@@ -92,44 +96,28 @@ class GatedDeltaNet(nn.Module):
         raw, z, b, a = torch.split_with_sizes(projected, sizes, dim=-1)
         pools, cut = (conv_pool, state_pool), plan.num_decodes
         if plan.prefill is None:
-            out = self._decode(raw, a, b, *pools, plan)
+            out = self._decode((raw, a, b), pools, plan.decode)
         elif plan.decode is None:
-            out = self._prefill(raw, a, b, *pools, plan)
+            out = self._prefill((raw, a, b), pools, plan.prefill)
         else:
-            decoded = self._decode(raw[:cut], a[:cut], b[:cut], *pools, plan)
-            out = torch.cat((decoded, self._prefill(raw[cut:], a[cut:], b[cut:], *pools, plan)))
+            decoded = self._decode((raw[:cut], a[:cut], b[:cut]), pools, plan.decode)
+            rest = self._prefill((raw[cut:], a[cut:], b[cut:]), pools, plan.prefill)
+            out = torch.cat((decoded, rest))
         gate, own = z.view(out.shape), self.norm
         products.gated_norm_linear_add(residual, out, gate, own.weight, own.eps, self.out_proj)
 
-    def _decode(
-        self,
-        raw: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        conv_pool: torch.Tensor,
-        state_pool: torch.Tensor,
-        plan: StepPlan,
-    ) -> torch.Tensor:
-        assert plan.decode is not None
+    def _decode(self, columns: _Columns, pools: _Pools, plan: DeltaPlan | None) -> torch.Tensor:
+        assert plan is not None
+        (raw, a, b), (conv_pool, state_pool) = columns, pools
         weights, ops = self._weights, self.operations.delta_net
-        q, k, v = weights.heads(ops.conv_step(raw, conv_pool, weights, plan.decode.conv))
-        rule = plan.decode.rule
-        return ops.step(q, k, v, a=a, b=b, weights=weights, pool=state_pool, plan=rule)
+        heads = weights.heads(ops.conv_step(raw, conv_pool, weights, plan.conv))
+        return ops.step(DeltaInputs(*heads, a, b), weights, state_pool, plan.rule)
 
-    def _prefill(
-        self,
-        raw: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        conv_pool: torch.Tensor,
-        state_pool: torch.Tensor,
-        plan: StepPlan,
-    ) -> torch.Tensor:
-        assert plan.prefill is not None
+    def _prefill(self, columns: _Columns, pools: _Pools, plan: DeltaPlan) -> torch.Tensor:
+        (raw, a, b), (conv_pool, state_pool) = columns, pools
         weights, ops = self._weights, self.operations.delta_net
-        q, k, v = ops.conv_chunks(raw, conv_pool, weights, plan.prefill.conv)
-        rule = plan.prefill.rule
-        return ops.chunks(q, k, v, a=a, b=b, weights=weights, pool=state_pool, plan=rule)
+        heads = ops.conv_chunks(raw, conv_pool, weights, plan.conv)
+        return ops.chunks(DeltaInputs(*heads, a, b), weights, state_pool, plan.rule)
 
     @cached_property
     def _weights(self) -> DeltaNetWeights:
