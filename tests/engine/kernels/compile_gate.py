@@ -30,7 +30,9 @@ from minivllm_engine.ops.device import DeviceLimits
 from minivllm_engine.ops.embedding import triton as embedding
 from minivllm_engine.ops.fused import triton as fused
 from minivllm_engine.ops.gated_delta import triton as gated_delta
+from minivllm_engine.ops.sampling import race_triton
 from minivllm_engine.ops.sampling import triton as sampling
+from minivllm_engine.ops.sampling.race import RaceRows, row_keys
 from minivllm_engine.ops.small_batch import triton as small_batch
 from minivllm_engine.ops.small_batch.tiles import choose_tile
 from minivllm_engine.ops.varlen import PackedSequences
@@ -185,6 +187,21 @@ def small_batch_products(num_rows: int, hidden: int, wide: int, heads: int) -> N
 
 
 # The 0.8B shape, and what of other shapes makes other tiles.
+def race(dtype: torch.dtype) -> None:
+    """All kinds of draws are one kernel; the few largest logits are looked for before it."""
+    rows = RaceRows.build(
+        [0, 1],
+        row_keys([0, 0], [0, 1]),
+        [1.0, 1.0],
+        [0.0, 0.1],
+        [1.0, 0.9],
+        [20, 0],
+        vocab=248_320,
+        device=torch.device("cpu"),
+    )
+    race_triton.race(zeros(4, 248_320, dtype=dtype), zeros(4, dtype=torch.int64), rows)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "delta rule, fp32 states": lambda: delta_rule(FP32, 16, 16, 128, 128),
     "delta rule, 256 x 256, bf16 states": lambda: delta_rule(BF16, 4, 12, 256, 256),
@@ -202,6 +219,8 @@ CASES: dict[str, Callable[[], None]] = {
     "beginning": beginning,
     "greedy": lambda: sampling.greedy(zeros(4, 248_320)),
     "greedy, fp32": lambda: sampling.greedy(zeros(64, 50_001, dtype=FP32)),
+    "draws": lambda: race(BF16),
+    "draws, fp32": lambda: race(FP32),
     "small batch, 1 row": lambda: small_batch_products(1, 5120, 17408, 48),
     "small batch, 4 rows": lambda: small_batch_products(4, 1024, 3584, 16),
 }
