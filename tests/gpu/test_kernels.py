@@ -36,6 +36,7 @@ from support.kernel_checks import (
     fused,
     gated_delta,
     model,
+    race,
     sampling,
     small_batch,
 )
@@ -364,6 +365,14 @@ def test_a_captured_step_takes_new_slots_and_positions_from_its_buffers(library:
 @pytest.mark.parametrize(("num_rows", "vocab"), [(1, 248_320), (70, 248_320), (300, 1001)])
 def test_the_likeliest_token(num_rows: int, vocab: int, dtype: torch.dtype) -> None:
     sampling.check_greedy(CUDA, dtype, num_rows, vocab)
+
+
+@all_dtypes
+@pytest.mark.parametrize(("num_rows", "vocab"), [(5, 248_320), (40, 5003)])
+def test_draws_of_all_kinds(num_rows: int, vocab: int, dtype: torch.dtype) -> None:
+    race.check_race(CUDA, dtype, num_rows, vocab)
+    race.check_likelihoods(CUDA, dtype, num_rows, vocab)
+    race.check_largest(CUDA, dtype, num_rows, vocab, 128)
 
 
 def test_captured_the_likeliest_token_lies_in_the_same_place_at_every_replay() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from minivllm_engine.core.sampling_params import SamplingParams
-from minivllm_engine.runner.sampler import SamplingRow, draw, sample
+from minivllm_engine.runner.logit_edits import SamplingRow
+from minivllm_engine.runner.sampler import draw, sample
 
 pytestmark = [
     pytest.mark.cuda,

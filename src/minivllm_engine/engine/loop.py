@@ -17,8 +17,9 @@ from minivllm_engine.core.outputs import FinishReason, PositionLogprobs, Request
 from minivllm_engine.core.request import Request
 from minivllm_engine.engine.deferred_signals import DeferredSignals
 from minivllm_engine.engine.output_processor import RequestState
+from minivllm_engine.runner.logit_edits import SamplingRow
 from minivllm_engine.runner.model_runner import ModelRunner
-from minivllm_engine.runner.sampler import Sampled, SampleHandle, SamplingRow
+from minivllm_engine.runner.sampler import Sampled, SampleHandle
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
 from minivllm_engine.scheduling.scheduler import Scheduler
 from minivllm_engine.tensors.model_input import AwaitedTokens
@@ -136,8 +137,6 @@ class EngineLoop:
         """Start the step after `flight`. None where that must be collected first."""
         if not self.overlap or flight.failure is not None:
             return None
-        if any(_needs_all_tokens(s.request) for s in flight.batch.sequences):
-            return None
         batch = self._scheduler.schedule_ahead()
         return None if batch is None else self._run(batch, flight.awaited())
 
@@ -176,6 +175,8 @@ class EngineLoop:
                         prompt_ids=request.prompt_ids,
                         output_ids=request.output_ids,
                         forbidden_ids=state.forbidden_ids(count),
+                        slot=sequence.slot,
+                        owner=request,
                     )
                 )
         return rows
@@ -288,9 +289,3 @@ class EngineLoop:
         if state.finished:
             self.request_states.pop(state.request_id, None)
         return state.snapshot()
-
-
-def _needs_all_tokens(request: Request) -> bool:
-    """Do the tokens that are known decide what may be sampled next?"""
-    p = request.params
-    return bool(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty)

@@ -36,6 +36,7 @@ from minivllm_engine.ops.operations import (
 from minivllm_engine.ops.products import SeparateProducts, plain_linear, plain_output_head
 from minivllm_engine.ops.prompt_buffers import PromptBucket
 from minivllm_engine.ops.reference_backend import REFERENCE_ATTENTION, delta_step, slot_plan
+from minivllm_engine.ops.sampling.race_triton import likelihoods, race
 from minivllm_engine.ops.sampling.triton import greedy
 from minivllm_engine.ops.small_batch.products import SmallBatchProducts
 from minivllm_engine.tensors.device_copy import cast, fp32
@@ -230,6 +231,8 @@ def kernel_operations(
         rotary_cos_sin=fused.rotary_cos_sin,
         norm_rotate_write=fused.norm_rotate_write,
         greedy=greedy,
+        race=race,
+        likelihoods=likelihoods,
         delta_net=DeltaNetOperations(
             conv_step=_conv_step,
             conv_chunks=_conv_chunks,

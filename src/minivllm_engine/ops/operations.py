@@ -14,6 +14,7 @@ from minivllm_engine.ops.attention.reference import KVShape
 from minivllm_engine.ops.packed import Packing
 from minivllm_engine.ops.products import Products, SeparateProducts
 from minivllm_engine.ops.prompt_buffers import PromptBucket
+from minivllm_engine.ops.sampling.race import RaceRows
 from minivllm_engine.tensors.model_input import ModelInput
 
 # q, k [num_tokens, H, K] and v [num_tokens, HV, V].
@@ -164,6 +165,8 @@ class Operations:
     ]
     norm_rotate_write: Callable[..., torch.Tensor]
     greedy: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    race: Callable[[torch.Tensor, torch.Tensor, RaceRows], torch.Tensor]
+    likelihoods: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
     delta_net: DeltaNetOperations
     attention: AttentionOperations
     inputs_adjacent: bool = False

@@ -20,6 +20,7 @@ from minivllm_engine.ops.operations import (
     Operations,
 )
 from minivllm_engine.ops.products import SeparateProducts, linear, output_head
+from minivllm_engine.ops.sampling.race import likelihoods, race
 from minivllm_engine.ops.sampling.reference import greedy
 from minivllm_engine.tensors.model_input import ModelInput
 
@@ -101,6 +102,8 @@ REFERENCE = Operations(
     rotary_cos_sin=fused.rotary_cos_sin,
     norm_rotate_write=fused.norm_rotate_write,
     greedy=greedy,
+    race=race,
+    likelihoods=likelihoods,
     delta_net=DeltaNetOperations(
         conv_step=conv_step,
         conv_chunks=conv_chunks,

@@ -10,6 +10,7 @@ from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.checkpoint.random_weights import RandomWeights
 from minivllm_engine.core.config import EngineOptions
 from minivllm_engine.core.outputs import PositionLogprobs
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.memory.sizes import graph_sizes, prompt_buckets
@@ -21,7 +22,8 @@ from minivllm_engine.ops.operations import DeltaNetWeights, Operations
 from minivllm_engine.ops.packed import PackedWeight
 from minivllm_engine.ops.prompt_buffers import Bucket
 from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
-from minivllm_engine.runner.sampler import SampleHandle, SamplingRow, draw, score
+from minivllm_engine.runner.logit_edits import LogitEdits, SamplingRow
+from minivllm_engine.runner.sampler import SampleHandle, draw, score
 from minivllm_engine.runner.weights import fill_weights
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
@@ -88,6 +90,7 @@ class ModelRunner:
             state_dtype=TORCH_DTYPES[plan.state_dtype],
             device=device,
         )
+        self._edits = LogitEdits(plan.max_num_seqs, model_config.vocab_size, device)
         self.graphs: CudaGraphRunner | None = None
         self.load_report = LoadReport(weights_s=time.perf_counter() - started)
         if self.operations.graph_decode:
@@ -118,6 +121,7 @@ class ModelRunner:
         started = time.perf_counter()
         warm_up_prompts(self.model, self.pool, plan.max_num_batched_tokens, phase("compile"))
         graphs.warm_up(phase("decode kernels"))
+        self._warm_up_draws(graphs.static.logits[:1])
         torch.cuda.synchronize()
         compiled = time.perf_counter()
         torch.cuda.empty_cache()
@@ -169,10 +173,26 @@ class ModelRunner:
             self.pool.save(*zip(*saves, strict=True))
 
     @torch.inference_mode()
+    def _warm_up_draws(self, logits: torch.Tensor) -> None:
+        """Compile what draws, from logits as they are and from edited ones."""
+        params = ResolvedSampling(seed=0, top_k=2, top_p=0.5, logprobs=1)
+        for forbidden in ((), (0,)):
+            row = SamplingRow(params, 0, 0, (), (), forbidden)
+            self.draw(StepOutput(logits), [row])
+
+    @torch.inference_mode()
     def draw(self, output: StepOutput, rows: Sequence[SamplingRow]) -> SampleHandle:
         """Queue the drawing of the tokens of a step."""
-        greedy = self.operations.greedy
-        return draw(output.logits, rows, greedy=greedy, argmax=output.argmax)
+        ops = self.operations
+        return draw(
+            output.logits,
+            rows,
+            greedy=ops.greedy,
+            race=ops.race,
+            likelihoods=ops.likelihoods,
+            argmax=output.argmax,
+            edits=self._edits,
+        )
 
 
 def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:

@@ -5,46 +5,37 @@ All of it are torch operations on the logits' device, of which none waits for it
 Whoever draws from logits may overwrite them as soon as `draw` has returned.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from minivllm_engine.core.outputs import PositionLogprobs, TokenLogprob
-from minivllm_engine.core.sampling_params import ResolvedSampling
+from minivllm_engine.ops.sampling.race import (
+    ROW,
+    UNIT,
+    RaceRows,
+    key_base,
+    likelihoods,
+    race,
+    row_keys,
+)
 from minivllm_engine.ops.sampling.reference import greedy
+from minivllm_engine.runner.logit_edits import LogitEdits, SamplingRow, needs_edits
 from minivllm_engine.tensors.device_copy import HostCopy, on_device
 
 Greedy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-_MASK64 = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-# A row whose top-k is at most this is drawn from so many of its largest logits, always: what it gets must
-# not depend on the top-k of others.
-_FEW = 64
-# Rows are sorted in groups of at most this many float64 values.
+Race = Callable[[torch.Tensor, torch.Tensor, RaceRows], torch.Tensor]
+Likelihoods = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, int],
+    tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+]
+
+# Rows are taken in groups of at most this many logits, where many numbers of each are needed.
 _GROUP_ELEMENTS = 8 * 2**20
-
-
-@dataclass(slots=True)
-class SamplingRow:
-    """What decides one row's token beside its logits.
-
-    Attributes:
-        index: number of the output among the request's `n`.
-        position: absolute position of the token to be sampled.
-        prompt_ids, output_ids: known tokens, for the penalties.
-        forbidden_ids: ids that cannot be sampled now (end ids before `min_tokens`).
-    """
-
-    params: ResolvedSampling
-    index: int
-    position: int
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    forbidden_ids: Sequence[int] = ()
+_key_base = functools.lru_cache(maxsize=4096)(key_base)
 
 
 class Sampled(NamedTuple):
@@ -52,14 +43,6 @@ class Sampled(NamedTuple):
 
     token_id: int | None
     logprobs: PositionLogprobs | None = None
-
-
-def random_uniform(seed: int, index: int, position: int) -> float:
-    """Return a number in [0, 1) that is a pure function of its arguments (SplitMix64's mixer, chained)."""
-    state = _mix(seed & _MASK64)
-    state = _mix((state + index) & _MASK64)
-    state = _mix((state + position) & _MASK64)
-    return (state >> 11) * 2.0**-53
 
 
 def score(
@@ -84,9 +67,10 @@ def score(
         logits = logits_of(hidden[at : at + group]).float()
         some = tokens[at : at + group]
         ids = on_device([token_id for token_id, _ in some], torch.int64, logits.device)
-        reports = _Logprobs(logits, ids, [count for _, count in some]).results()
-        alive = greedy(logits)[1].tolist()
-        results += [r if ok else None for r, ok in zip(reports, alive, strict=True)]
+        best, alive = greedy(logits)
+        counts = [count for _, count in some]
+        reports = _Logprobs(logits, best, ids, counts, likelihoods).results()
+        results += [r if ok else None for r, ok in zip(reports, alive.tolist(), strict=True)]
     return results
 
 
@@ -132,161 +116,105 @@ def draw(
     rows: Sequence[SamplingRow],
     *,
     greedy: Greedy = greedy,
+    race: Race = race,
+    likelihoods: Likelihoods = likelihoods,
     argmax: tuple[torch.Tensor, torch.Tensor] | None = None,
+    edits: LogitEdits | None = None,
 ) -> SampleHandle:
     """Queue the drawing of one token a row on the device of the logits.
 
     Args:
         logits: [num_rows, vocab], any float dtype; not modified.
         rows: one entry a row.
-        greedy: finds the largest logit of each row, see ops/sampling.
-        argmax: what it gives for these logits, if that is known.
+        greedy, race, likelihoods: find the largest logit of each row, draw from some rows, and say how
+            likely tokens are; see ops/sampling.
+        argmax: what `greedy` gives for these logits, if that is known.
+        edits: what is known of the rows' owners from tokens before; must have their slots.
     """
-    token_ids, alive = argmax or greedy(logits)
-    changed = [i for i, row in enumerate(rows) if _needs_adjusting(row)]
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature]
+    best, alive = argmax or greedy(logits)
+    token_ids = best
+    changed = [i for i, row in enumerate(rows) if needs_edits(row)]
+    if changed:
+        some = [rows[i] for i in changed]
+        if edits is None:
+            edits = LogitEdits(len(some), logits.shape[-1], logits.device)
+        edited = edits.apply(logits, changed, some)
+        own = _drawn(edited.logits, greedy(edited.logits)[0], some, race)
+        edited.enter(own)
+        token_ids = token_ids.index_copy(0, on_device(changed, torch.int64, logits.device), own)
+    if len(changed) < len(rows):
+        token_ids = _drawn(logits, best, rows, race, token_ids, frozenset(changed))
     told = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    if changed or drawn:
-        token_ids = token_ids.clone()
-        adjusted = _adjust(logits.float(), rows, changed)
-        if changed:
-            index = on_device(changed, torch.int64, logits.device)
-            token_ids.index_copy_(0, index, greedy(adjusted.index_select(0, index))[0])
-        _draw_into(token_ids, adjusted, rows, drawn)
     reports = []
-    group = max(1, _GROUP_ELEMENTS // logits.shape[-1])
-    for at in range(0, len(told), group):
-        some = told[at : at + group]
-        index = on_device(some, torch.int64, logits.device)
-        counts = [rows[i].params.logprobs or 0 for i in some]
-        own = token_ids.index_select(0, index)
-        reports.append((some, _Logprobs(logits.index_select(0, index), own, counts)))
+    group = len(told) if logits.is_cuda else max(1, _GROUP_ELEMENTS // logits.shape[-1])
+    for at in range(0, len(told), group or 1):
+        which = told[at : at + group]
+        counts = [rows[i].params.logprobs or 0 for i in which]
+        if len(which) == len(rows):
+            parts = (logits, best, token_ids)
+        else:
+            index = on_device(which, torch.int64, logits.device)
+            parts = tuple(part.index_select(0, index) for part in (logits, best, token_ids))
+        reports.append((which, _Logprobs(*parts, counts, likelihoods)))
     return SampleHandle(token_ids, alive, reports)
 
 
-def _draw_into(
-    token_ids: torch.Tensor,
-    adjusted: torch.Tensor,
+def _drawn(
+    logits: torch.Tensor,
+    best: torch.Tensor,
     rows: Sequence[SamplingRow],
-    drawn: Sequence[int],
-) -> None:
-    """Overwrite the tokens of the rows `drawn` by random ones."""
-    vocab = adjusted.shape[-1]
-    few = [i for i in drawn if 0 < rows[i].params.top_k <= _FEW < vocab]
-    for members, width in ((few, _FEW), (sorted({*drawn} - {*few}), vocab)):
-        group = max(1, _GROUP_ELEMENTS // width)
-        for at in range(0, len(members), group):
-            chosen = members[at : at + group]
-            index = on_device(chosen, torch.int64, adjusted.device)
-            some = adjusted.index_select(0, index)
-            ordered, ids = _largest(some) if width < vocab else _sorted(some)
-            picked = _pick(ordered, ids, vocab, [rows[i] for i in chosen])
-            token_ids.index_copy_(0, index, picked)
-
-
-def _sorted(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return logits.sort(dim=-1, descending=True, stable=True)
-
-
-def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first _FEW values and ids of a stable descending sort, without the sort."""
-    vocab = logits.shape[-1]
-    # As integers floats are in order, but for the negative ones, whose order is reversed, and -0.
-    bits = (logits + 0.0).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    # Of equal values the one with the smallest id has the largest key.
-    backwards = torch.arange(vocab - 1, -1, -1, device=logits.device)
-    keys = (ordered.long() << 32) | backwards
-    ids = vocab - 1 - (keys.topk(_FEW).values & 0xFFFFFFFF)
-    return logits.gather(1, ids), ids
-
-
-def _adjust(raw: torch.Tensor, rows: Sequence[SamplingRow], changed: Sequence[int]) -> torch.Tensor:
-    """Penalties, bias and forbidden ids; `raw` itself where no row asks for any."""
-    if not changed:
-        return raw
-    logits = raw.clone()
-    for i in changed:
-        _adjust_row(logits[i], rows[i])
-    return logits
-
-
-def _needs_adjusting(row: SamplingRow) -> bool:
-    p = row.params
-    penalised = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
-    return bool(penalised or p.logit_bias or row.forbidden_ids)
-
-
-def _adjust_row(logits: torch.Tensor, row: SamplingRow) -> None:
-    p = row.params
-    if p.repetition_penalty != 1:
-        seen = _id_tensor({*row.prompt_ids, *row.output_ids}, logits)
-        values = logits[seen]
-        logits[seen] = torch.where(
-            values > 0, values / p.repetition_penalty, values * p.repetition_penalty
-        )
-    if row.output_ids and (p.presence_penalty or p.frequency_penalty):
-        counts = Counter(row.output_ids)
-        penalties = [p.presence_penalty + p.frequency_penalty * n for n in counts.values()]
-        logits[_id_tensor(counts, logits)] -= on_device(penalties, torch.float32, logits.device)
-    for token_id, bias in p.logit_bias.items():
-        logits[token_id] += bias
-    if row.forbidden_ids:
-        logits.index_fill_(0, _id_tensor(row.forbidden_ids, logits), -torch.inf)
-
-
-def _id_tensor(ids: Iterable[int], like: torch.Tensor) -> torch.Tensor:
-    return on_device(list(ids), torch.int64, like.device)
-
-
-def _pick(
-    ordered: torch.Tensor, ids: torch.Tensor, vocab: int, rows: Sequence[SamplingRow]
+    race: Race,
+    token_ids: torch.Tensor | None = None,
+    done: frozenset[int] = frozenset(),
 ) -> torch.Tensor:
-    """Sample from the truncated distributions by inverting their cumulative sums. [num_rows]
-
-    Temperature, then top-k, top-p and min-p, each on what the one before has left, renormalised.
-
-    Args:
-        ordered, ids: [num_rows, width], the largest logits from the largest down, and their tokens. All
-            tokens, or at least top-k of them.
-    """
-
-    def column(values: list[float]) -> torch.Tensor:
-        return on_device(values, torch.float64, ordered.device)[:, None]
-
-    ordered = ordered.double()
-    # The largest logit is taken off first: divided by a tiny temperature it would overflow.
-    scaled = (ordered - ordered[:, :1]) / column([row.params.temperature for row in rows])
-    top_k = [row.params.top_k for row in rows]
-    rank = torch.arange(ordered.shape[-1], device=ordered.device)
-    keep = rank < column([float(k if 0 < k < vocab else vocab) for k in top_k])
-    probs = scaled.masked_fill(~keep, -torch.inf).softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs
-    keep = (before < column([row.params.top_p for row in rows])) | (rank == 0)
-    probs = probs * keep
-    keep = probs >= probs[:, :1] * column([row.params.min_p for row in rows])
-    probs = probs * keep
-    cumulative = probs.cumsum(dim=-1)
-    uniform = column([random_uniform(row.params.seed, row.index, row.position) for row in rows])
-    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    # Rounding must not land beyond the last token that was kept; of a non-finite row none was.
-    last = (probs > 0).sum(dim=-1, keepdim=True) - 1
-    return ids.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)
+    """The tokens of the rows: those of `token_ids` (or else the best), but where one is drawn and not `done`."""
+    if token_ids is None:
+        token_ids = best
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature and i not in done]
+    vocab = logits.shape[-1]
+    # Plain PyTorch needs memory for many numbers of each logit.
+    group = len(drawn) if logits.is_cuda else max(1, _GROUP_ELEMENTS // vocab)
+    for at in range(0, len(drawn), group or 1):
+        some = drawn[at : at + group]
+        params = [rows[i].params for i in some]
+        keys = row_keys(
+            [_key_base(rows[i].params.seed, rows[i].index) for i in some],
+            [rows[i].position for i in some],
+        )
+        race_rows = RaceRows.build(
+            some,
+            keys,
+            [p.temperature for p in params],
+            [p.min_p for p in params],
+            [p.top_p for p in params],
+            [p.top_k for p in params],
+            vocab=vocab,
+            device=logits.device,
+        )
+        tokens = race(logits, best, race_rows)
+        token_ids = token_ids.index_copy(0, race_rows.numbers[:, ROW].long(), tokens)
+    return token_ids
 
 
 class _Logprobs:
     """Of one token a row, and of as many of the most likely as stand beside it: on their way to the host."""
 
     def __init__(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[int]
+        self,
+        logits: torch.Tensor,
+        best: torch.Tensor,
+        token_ids: torch.Tensor,
+        counts: Sequence[int],
+        likelihoods: Likelihoods,
     ) -> None:
-        """logits [num_rows, vocab]; token_ids [num_rows] int64; counts: of the most likely, one a row."""
-        logprobs = logits.double().log_softmax(dim=-1)
-        top = logprobs.topk(min(max(counts), logprobs.shape[-1]))
-        own = logprobs.gather(1, token_ids.unsqueeze(1))
-        ranks = (logprobs > own).sum(dim=-1)
+        """logits [num_rows, vocab]; best, token_ids [num_rows]; counts: of the most likely, one a row."""
+        most = min(max(counts), logits.shape[-1])
+        sums, ranks, values, ids = likelihoods(logits, best, token_ids, most)
+        largest = logits.gather(1, best[:, None]).double()
+        total = largest + (sums[:, None].double() / UNIT).log()
+        own = logits.gather(1, token_ids[:, None]).double() - total
+        parts = (token_ids, own.squeeze(1), ranks, values.double() - total, ids)
         self._counts = counts
-        parts = (token_ids, own.squeeze(1), ranks, top.values, top.indices)
         self._parts = [HostCopy(part) for part in parts]
 
     def results(self) -> list[PositionLogprobs]:
@@ -297,10 +225,3 @@ class _Logprobs:
             top = tuple(TokenLogprob(*pair, place) for place, pair in enumerate(pairs, start=1))
             found.append(PositionLogprobs(TokenLogprob(token_id, logprob, rank + 1), top))
         return found
-
-
-def _mix(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)

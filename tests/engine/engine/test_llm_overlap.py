@@ -292,11 +292,12 @@ def test_an_id_may_be_used_again_with_a_step_of_its_first_use_in_flight(llm, exp
     assert outs["x"].outputs[0].token_ids == expected[2]
 
 
-def test_only_requests_whose_penalties_need_them_wait_for_tokens(llm) -> None:
+@pytest.mark.parametrize(
+    "update", [{}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.3, "min_tokens": 4}], ids=str
+)
+def test_nobody_waits_for_tokens_whose_penalties_need_them(llm, update) -> None:
     ahead = count_ahead(llm)
-    llm.generate([ids(1, 9)], GREEDY.model_copy(update={"presence_penalty": 1.0}))
-    assert ahead == []
-    llm.generate([ids(1, 9)], GREEDY)
+    llm.generate([ids(1, 9)], GREEDY.model_copy(update=update))
     assert len(ahead) == 11
 
 

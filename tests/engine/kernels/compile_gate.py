@@ -199,7 +199,9 @@ def race(dtype: torch.dtype) -> None:
         vocab=248_320,
         device=torch.device("cpu"),
     )
-    race_triton.race(zeros(4, 248_320, dtype=dtype), zeros(4, dtype=torch.int64), rows)
+    logits, best = zeros(4, 248_320, dtype=dtype), zeros(4, dtype=torch.int64)
+    race_triton.race(logits, best, rows)
+    race_triton.likelihoods(logits, best, best, 5)
 
 
 CASES: dict[str, Callable[[], None]] = {

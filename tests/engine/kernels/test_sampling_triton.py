@@ -5,7 +5,8 @@ import torch
 
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.ops.sampling import reference, triton
-from minivllm_engine.runner.sampler import SamplingRow, draw
+from minivllm_engine.runner.logit_edits import SamplingRow
+from minivllm_engine.runner.sampler import draw
 from support.kernel_checks import needs_interpreter
 from support.kernel_checks.sampling import awkward_rows, check_greedy
 

@@ -1,5 +1,6 @@
 """Sampling: exact greedy, truncation, penalties, counters, and rows that do not touch each other."""
 
+import dataclasses
 import math
 from collections import Counter
 from itertools import pairwise
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 from minivllm_engine.core.sampling_params import SamplingParams
-from minivllm_engine.runner import sampler
-from minivllm_engine.runner.sampler import SamplingRow, random_uniform, sample
+from minivllm_engine.ops.sampling import race
+from minivllm_engine.runner import logit_edits, sampler
+from minivllm_engine.runner.logit_edits import SamplingRow
+from minivllm_engine.runner.sampler import sample
 
 VOCAB = 50
 
@@ -65,13 +68,52 @@ def test_min_p_drops_what_is_far_less_likely() -> None:
     assert seen == {0, 1}
 
 
-def test_samples_follow_the_distribution() -> None:
-    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
-    count = 4000
-    rows = [row(i, temperature=1) for i in range(count)]
-    seen = Counter(draw(probs.log().expand(count, 4), rows))
-    for token, p in enumerate(probs[0].tolist()):
-        assert abs(seen[token] / count - p) < 4 * math.sqrt(p * (1 - p) / count)
+KINDS = [
+    {},
+    {"temperature": 0.6},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"temperature": 1.4, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"top_p": 0.9, "presence_penalty": 1.0, "logit_bias": {3: 2.0, 8: -1.0}},
+]
+
+
+def distribution(logits: torch.Tensor, known: SamplingRow) -> torch.Tensor:
+    """What tokens are drawn with, by the book and in fp64: [vocab]."""
+    p, x = known.params, logits.double().clone()
+    for i in {*known.prompt_ids, *known.output_ids}:
+        x[i] = x[i] / p.repetition_penalty if x[i] > 0 else x[i] * p.repetition_penalty
+    for i, count in Counter(known.output_ids).items():
+        x[i] -= p.presence_penalty + p.frequency_penalty * count
+    for i, bias in p.logit_bias.items():
+        x[i] += bias
+    probs, ids = (x / p.temperature).softmax(0).sort(descending=True, stable=True)
+    if p.top_k > 0:
+        probs[p.top_k :] = 0
+    probs /= probs.sum()
+    probs[(probs.cumsum(0) - probs) >= p.top_p] = 0
+    probs[probs < probs[0] * p.min_p] = 0
+    return torch.zeros_like(probs).scatter(0, ids, probs / probs.sum())
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+def test_samples_follow_the_distribution(params: dict) -> None:
+    """By chi-square, at a level of one in some ten thousand."""
+    count, logits = 20_000, logits_of(11)[0, :24] / 2
+    known = {"prompt": (1, 2, 3, 4), "output": (4, 5, 5, 6, 20)}
+    rows = [row(i, **{"temperature": 1.0, "seed": 9, **params}, **known) for i in range(count)]
+    seen = torch.tensor(draw(logits.expand(count, -1), rows)).bincount(minlength=24)
+    wanted = distribution(logits, rows[0]) * count
+    assert seen[wanted == 0].sum() == 0
+    rare = (wanted < 8) & (wanted > 0)
+    cells = [(int(seen[i]), float(wanted[i])) for i in range(24) if wanted[i] >= 8]
+    if rare.any():
+        cells.append((int(seen[rare].sum()), float(wanted[rare].sum())))
+    chi_square = sum((a - b) ** 2 / b for a, b in cells)
+    freedom = len(cells) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-300, 5e-324])
@@ -94,16 +136,25 @@ def test_h8_dead_logits_end_their_row_only() -> None:
     assert results[2] == clean[2]
 
 
-def test_h10_random_numbers_are_keyed_by_seed_index_and_position() -> None:
-    values = {random_uniform(s, i, p) for s in range(10) for i in range(10) for p in range(50)}
-    assert len(values) == 5000
-    assert all(0 <= value < 1 for value in values)
-    assert abs(sum(values) / 5000 - 0.5) < 0.02
-    assert random_uniform(-1, 0, 0) == random_uniform(2**64 - 1, 0, 0)
-    steps = [random_uniform(7, 0, p) for p in range(4000)]
-    mean = sum(steps) / len(steps)
-    lagged = sum((a - mean) * (b - mean) for a, b in pairwise(steps))
-    assert abs(lagged / sum((a - mean) ** 2 for a in steps)) < 0.06
+def test_h10_random_keys_are_those_of_seed_index_and_position() -> None:
+    keys = {
+        int(key)
+        for seed in range(10)
+        for index in range(10)
+        for key in race.row_keys([race.key_base(seed, index)] * 50, range(50))
+    }
+    assert len(keys) == 5000
+    assert race.key_base(-1, 0) == race.key_base(2**64 - 1, 0)
+    flat = torch.zeros(1, 400)
+    flat[0, 0] = 1e-6
+    tokens = draw(flat.expand(4000, -1), [cold(i) for i in range(4000)])
+    mean = sum(tokens) / 4000
+    lagged = sum((a - mean) * (b - mean) for a, b in pairwise(tokens))
+    assert abs(lagged / sum((a - mean) ** 2 for a in tokens)) < 0.06
+
+
+def cold(position: int) -> SamplingRow:
+    return row(position, temperature=1.0, seed=7)
 
 
 def test_h18_penalties_act() -> None:
@@ -176,7 +227,7 @@ def test_few_of_a_large_vocabulary_are_drawn_as_by_a_sort(top_k: int) -> None:
 def test_the_first_of_equals_comes_first_among_the_largest() -> None:
     """-0 and 0 are equal, and the largest of negative numbers is the one nearest to them."""
     values = torch.tensor([[-1.0, 0.0, -0.0, 2.0, -3.0, 2.0, 0.0]]).repeat(1, 20)
-    ordered, ids = sampler._largest(values)
+    ordered, ids = race.largest(values, 64)
     wanted, wanted_ids = values.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(ids, wanted_ids[:, :64]) and torch.equal(ordered, wanted[:, :64])
 
@@ -194,3 +245,54 @@ def test_h8_dead_rows_are_drawn_without_harm_to_those_beside_them() -> None:
         ids = draw(logits, rows)
         assert ids[1:5] == [None] * 4
         assert [ids[0], ids[5]] == draw(logits[[0, 5]], [rows[0], rows[5]])
+
+
+def test_counts_on_the_device_are_those_of_the_tokens() -> None:
+    """Tokens go in where they are drawn: with lists that are kept the answer is that of lists made anew."""
+    params = [
+        {"presence_penalty": 1.5, "frequency_penalty": 0.7, "temperature": 1.0},
+        {"repetition_penalty": 1.8},
+        {"logit_bias": {3: 4.0}, "temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.0},
+    ]
+    edits = logit_edits.LogitEdits(4, VOCAB, torch.device("cpu"))
+    outputs: list[list[int]] = [[] for _ in params]
+    owners = [object() for _ in params]
+    for step in range(70):
+        logits = logits_of(step, 4)
+        fresh, kept = [], []
+        for i, each in enumerate(params):
+            forbidden = (1, 2) if step < 5 and i else ()
+            new = row(
+                5 + step,
+                prompt=(1, 2, 2, 30),
+                output=tuple(outputs[i]),
+                forbidden=forbidden,
+                **each,
+            )
+            fresh.append(new)
+            # Of these the host has not learnt a token, but where one is lost and everything begins anew.
+            late = new if step in (0, 40) else row(5 + step, forbidden=forbidden, **each)
+            owner = owners[i] if step < 40 else params[i]
+            kept.append(dataclasses.replace(late, slot=3 - i, owner=owner))
+        found = sampler.draw(logits, kept, edits=edits).token_ids.tolist()
+        assert found == draw(logits, fresh)
+        for output, token in zip(outputs, found, strict=True):
+            output.append(token)
+    assert all(len(set(output)) > 5 for output in outputs)
+
+
+def test_a_list_that_is_not_of_this_position_is_not_used() -> None:
+    """A step that was given up has entered a token that is drawn again."""
+    edits = logit_edits.LogitEdits(1, VOCAB, torch.device("cpu"))
+    logits, owner = logits_of(3), object()
+
+    def at(position: int, output: tuple[int, ...]) -> int:
+        known = row(position, prompt=(1,), output=output, frequency_penalty=2.0)
+        known.owner = owner
+        return int(sampler.draw(logits, [known], edits=edits).token_ids)
+
+    first = at(1, ())
+    second = at(2, (first,))
+    assert at(2, (first,)) == second
+    assert at(1, ()) == first

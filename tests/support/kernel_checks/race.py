@@ -6,7 +6,7 @@ from minivllm_engine.ops.sampling import race as plain
 from minivllm_engine.ops.sampling import reference
 from minivllm_engine.ops.sampling.largest_triton import largest
 from minivllm_engine.ops.sampling.race import RaceRows, key_base, row_keys
-from minivllm_engine.ops.sampling.race_triton import race
+from minivllm_engine.ops.sampling.race_triton import likelihoods, race
 from support.kernel_checks import on_device
 from support.kernel_checks.sampling import awkward_rows
 
@@ -19,14 +19,14 @@ KINDS = (
 )
 
 
-def kinds(num: int, vocab: int, num_rows: int, device: torch.device, only: int | None = None) -> RaceRows:
+def kinds(
+    num: int, vocab: int, num_rows: int, device: torch.device, only: int | None = None
+) -> RaceRows:
     chosen = [KINDS[i % len(KINDS) if only is None else only] for i in range(num)]
     temperature, min_p, top_p, top_k = zip(*chosen, strict=True)
     keys = row_keys([key_base(i, 0) for i in range(num)], range(num))
     at = [i * 7 % num_rows for i in range(num)]
-    return RaceRows.build(
-        at, keys, temperature, min_p, top_p, top_k, vocab=vocab, device=device
-    )
+    return RaceRows.build(at, keys, temperature, min_p, top_p, top_k, vocab=vocab, device=device)
 
 
 def check_race(device: torch.device, dtype: torch.dtype, num_rows: int, vocab: int) -> None:
@@ -37,12 +37,25 @@ def check_race(device: torch.device, dtype: torch.dtype, num_rows: int, vocab: i
     expected = plain.race(logits, best, kinds(num, vocab, num_rows, torch.device("cpu")))
     found = race(there, best.to(device), kinds(num, vocab, num_rows, device))
     assert found.tolist() == expected.tolist()
-    assert 0 <= int(found.min()) and int(found.max()) < vocab
+    assert int(found.min()) >= 0 and int(found.max()) < vocab
     if vocab > 2:
         assert (expected != best[[i * 7 % num_rows for i in range(num)]]).any()
 
 
-def check_largest(device: torch.device, dtype: torch.dtype, num_rows: int, vocab: int, most: int) -> None:
+def check_likelihoods(device: torch.device, dtype: torch.dtype, num_rows: int, vocab: int) -> None:
+    logits = awkward_rows(num_rows, vocab, dtype)
+    best = reference.greedy(logits)[0]
+    tokens = (best + torch.arange(num_rows)) % vocab
+    count = min(5, vocab)
+    expected = plain.likelihoods(logits, best, tokens, count)
+    found = likelihoods(on_device(logits, device), best.to(device), tokens.to(device), count)
+    for own, wanted in zip(found, expected, strict=True):
+        assert own.tolist() == wanted.tolist()
+
+
+def check_largest(
+    device: torch.device, dtype: torch.dtype, num_rows: int, vocab: int, most: int
+) -> None:
     logits = awkward_rows(num_rows, vocab, dtype)
     logits[0, : vocab // 2] = 1.0
     counts = [(i * 5) % (most + 2) for i in range(num_rows)]

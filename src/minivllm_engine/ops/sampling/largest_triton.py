@@ -47,7 +47,7 @@ def _bound(logits, count, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_stride", "width", "most"])
 def _largest_kernel(
     logits,
     rows,

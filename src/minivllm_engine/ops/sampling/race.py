@@ -16,12 +16,20 @@ import torch
 from minivllm_engine.tensors.device_copy import fp32, on_device
 
 # 2^f = 1 + f * R(f) for f in [0, 1): relative error 2e-8.
-EXP2 = (6.93147171e-01, 2.40227215e-01, 5.54959362e-02, 9.65244059e-03, 1.26893528e-03, 2.08291903e-04)
+EXP2 = (
+    6.93147171e-01,
+    2.40227215e-01,
+    5.54959362e-02,
+    9.65244059e-03,
+    1.26893528e-03,
+    2.08291903e-04,
+)
 # -log2(1 - t / 2) = t * Q(t) for t in (0, 1]: relative error 3e-8.
 LOG2 = (
     *(0.72134754, 0.18033429, 0.06017888, 0.02189059, 0.01216598),
     *(-0.00461076, 0.01420165, -0.00957288, 0.00406469),
 )
+LOG2_E = 1.4426950408889634
 GOLDEN, MUL1, MUL2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 # Beyond so many halvings a token cannot be drawn.
 FARTHEST = 126.0
@@ -75,7 +83,7 @@ class RaceRows:
         numbers[:, KEY0] = (keys & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
         numbers[:, KEY1] = (keys >> np.uint64(32)).astype(np.uint32).view(np.int32)
         with np.errstate(over="ignore", divide="ignore"):
-            scale = np.float64(1.4426950408889634) / np.array(temperature, dtype=np.float64)
+            scale = np.float64(LOG2_E) / np.array(temperature, dtype=np.float64)
             reach = np.minimum(-np.log2(np.array(min_p, dtype=np.float64)), FARTHEST)
         numbers[:, SCALE] = np.clip(scale, 1e-37, 1e18).astype(np.float32).view(np.int32)
         numbers[:, REACH] = reach.astype(np.float32).view(np.int32)
@@ -153,6 +161,29 @@ def _kept(distance: torch.Tensor, possible: torch.Tensor, numbers: torch.Tensor)
     before = weight.cumsum(dim=-1) - weight
     limit = weight.sum(dim=-1, keepdim=True).double() * top_p.double()
     return kept & ((top_p >= 1) | (before.double() < limit) | (rank == 0))
+
+
+def likelihoods(
+    logits: torch.Tensor, best: torch.Tensor, token_ids: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what the logprobs of a token and of the most likely ones are made of.
+
+    Args:
+        logits: [num_rows, vocab], any float dtype.
+        best, token_ids: [num_rows] int64, the likeliest token and the one that is told of.
+        count: of the most likely ones.
+
+    Returns:
+        sums [num_rows] int64, of e^(logit - largest logit) in units of UNIT; ranks [num_rows] int64, how many
+        logits are larger than the token's; values fp32 and ids, [num_rows, count] from the largest down.
+    """
+    values = fp32(logits)
+    values = torch.where(values.isnan(), 0.0, values).clamp(max=LARGEST)
+    top, own = values.gather(1, best[:, None]), values.gather(1, token_ids[:, None])
+    behind = (top - values.clamp(min=-LARGEST)).clamp(max=DIFFERENCE)
+    distance = behind * LOG2_E
+    near = (distance <= FARTHEST) & (values >= -LARGEST)
+    return weights(distance, near).sum(dim=-1), (values > own).sum(dim=-1), *largest(values, count)
 
 
 def weights(distance: torch.Tensor, possible: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ _COLUMNS = tl.constexpr(plain.COLUMNS)
 _ROW, _KEY0, _KEY1 = tl.constexpr(plain.ROW), tl.constexpr(plain.KEY0), tl.constexpr(plain.KEY1)
 _SCALE, _REACH = tl.constexpr(plain.SCALE), tl.constexpr(plain.REACH)
 _TOP_P, _TOP_K = tl.constexpr(plain.TOP_P), tl.constexpr(plain.TOP_K)
+_LOG2_E = tl.constexpr(plain.LOG2_E)
 _GOLDEN, _MUL1 = tl.constexpr(plain.GOLDEN), tl.constexpr(plain.MUL1)
 _MUL2 = tl.constexpr(plain.MUL2)
 _E0, _E1, _E2, _E3, _E4, _E5 = (tl.constexpr(c) for c in plain.EXP2)
@@ -131,7 +132,7 @@ def _kth(logits, top_k, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     return bits.to(tl.float32, bitcast=True), at_most
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["few"])
 def _race_kernel(
     logits,
     best,
@@ -181,6 +182,54 @@ def _race_kernel(
     tl.store(out + program, tl.where(drawn == _NO_ID, best_id, drawn).to(tl.int64))
 
 
+@triton.jit
+def _mass_kernel(
+    logits, best, token_ids, sums, ranks, row_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    top = number_of(logits, tl.load(best + row), True)
+    own = number_of(logits, tl.load(token_ids + row), True)
+    weight = tl.zeros((BLOCK,), tl.int64)
+    larger = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, VOCAB, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        mask = at < VOCAB
+        x = number_of(logits, at, mask)
+        distance = tl.minimum(top - tl.maximum(x, -_LARGEST), _DIFFERENCE) * _LOG2_E
+        near = mask & (distance <= _FARTHEST) & (x >= -_LARGEST)
+        distance = tl.minimum(tl.maximum(tl.where(near, distance, 0.0), 0.0), _FARTHEST)
+        weight += tl.where(near, _exp2(-distance) * _UNIT, 0.0).to(tl.int64)
+        larger += (mask & (x > own)).to(tl.int32)
+    tl.store(sums + row, tl.sum(weight, axis=0))
+    tl.store(ranks + row, tl.sum(larger, axis=0).to(tl.int64))
+
+
+def likelihoods(
+    logits: torch.Tensor, best: torch.Tensor, token_ids: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what ops/sampling/race.py does, bit for bit, in a pass for sums and two for the most likely."""
+    num, device = len(logits), logits.device
+    sums, ranks = torch.empty(2, num, dtype=torch.int64, device=device).unbind(0)
+    if num:
+        _mass_kernel[(num,)](
+            logits,
+            best,
+            token_ids,
+            sums,
+            ranks,
+            logits.stride(0),
+            VOCAB=logits.shape[-1],
+            BLOCK=_BLOCK,
+            num_warps=8,
+            enable_fp_fusion=False,
+        )
+    wanted = torch.full((2, num), count, dtype=torch.int32, device=device)
+    torch.arange(num, dtype=torch.int32, device=device, out=wanted[0])
+    values, ids = largest(logits, wanted[0], wanted[1], count)
+    return sums, ranks, values, ids
+
+
 def race(logits: torch.Tensor, best: torch.Tensor, rows: RaceRows) -> torch.Tensor:
     """Draw a token from each of some rows: the tokens of ops/sampling/race.py. Waits for nothing.
 
@@ -194,7 +243,7 @@ def race(logits: torch.Tensor, best: torch.Tensor, rows: RaceRows) -> torch.Tens
     numbers = rows.numbers
     num = len(numbers)
     out = torch.empty(num, dtype=torch.int64, device=logits.device)
-    values = ids = numbers
+    values, ids = numbers.view(torch.float32), numbers
     if rows.few:
         values, ids = largest(logits, numbers[:, plain.ROW], numbers[:, plain.TOP_K], rows.few)
     if num:
