@@ -100,7 +100,7 @@ class LogitEdits:
         if stale:
             longest = self._load([slots[i] for i in stale], [what[i] for i in stale])
         tracked = [is_penalised(row.params) for row in what]
-        for slot, row, grows in zip(slots, what, tracked, strict=True):
+        for slot, grows in zip(slots, tracked, strict=True):
             self._holds[slot] = (None, 0)  # until the token is entered
             self._sizes[slot] += grows
         width = max(longest, *(self._sizes[slot] for slot in slots))

@@ -150,12 +150,11 @@ def draw(
     for at in range(0, len(told), group or 1):
         which = told[at : at + group]
         counts = [rows[i].params.logprobs or 0 for i in which]
-        if len(which) == len(rows):
-            parts = (logits, best, token_ids)
-        else:
+        own, own_best, tokens = logits, best, token_ids
+        if len(which) < len(rows):
             index = on_device(which, torch.int64, logits.device)
-            parts = tuple(part.index_select(0, index) for part in (logits, best, token_ids))
-        reports.append((which, _Logprobs(*parts, counts, likelihoods)))
+            own, own_best, tokens = (x.index_select(0, index) for x in (logits, best, token_ids))
+        reports.append((which, _Logprobs(own, own_best, tokens, counts, likelihoods)))
     return SampleHandle(token_ids, alive, reports)
 
 
@@ -167,7 +166,7 @@ def _drawn(
     token_ids: torch.Tensor | None = None,
     done: frozenset[int] = frozenset(),
 ) -> torch.Tensor:
-    """The tokens of the rows: those of `token_ids` (or else the best), but where one is drawn and not `done`."""
+    """The tokens of the rows: drawn, unless `done`, or those of `token_ids` (or else the best)."""
     if token_ids is None:
         token_ids = best
     drawn = [i for i, row in enumerate(rows) if row.params.temperature and i not in done]

@@ -1,4 +1,4 @@
-"""The largest logits of a row in their order, without a sort: two passes over the row, and one over a few of it."""
+"""The largest logits of a row in their order, without a sort: two passes over the row, one over a part."""
 
 import torch
 import triton
@@ -31,7 +31,7 @@ def key_of(x):
 
 @triton.jit
 def _bound(logits, count, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """A key that at least `count` logits of the row reach, and not many more: of `count` lanes the best do."""
+    """A key that at least `count` logits of the row reach, and not many more: `count` lanes' best do."""
     lanes = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in range(0, VOCAB, BLOCK):
         at = first + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""A draw as a race: each token gets a random time that is the sooner the likelier it is, and the first one wins.
+"""A draw as a race: each token gets a random time, the sooner the likelier it is, and the first one wins.
 
 A token's time is E * 2^distance: E is an exponential variate made of a hash of (seed, output, position, token
 id), and 2^-distance its probability beside that of the likeliest token. The first of all tokens is a draw
@@ -77,7 +77,7 @@ class RaceRows:
         vocab: int,
         device: torch.device,
     ) -> "RaceRows":
-        """Pack the parameters of the rows drawn, all of which have a temperature. keys: [num_drawn] uint64."""
+        """Pack the parameters of rows, all of which have a temperature. keys: [num_drawn] uint64."""
         numbers = np.empty((len(rows), COLUMNS), dtype=np.int32)
         numbers[:, ROW] = rows
         numbers[:, KEY0] = (keys & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
@@ -223,7 +223,8 @@ def waits(ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     series = torch.full_like(t, LOG2[-1])
     for factor in LOG2[-2::-1]:
         series = series * t + factor
-    return series * t + halvings
+    found: torch.Tensor = series * t + halvings
+    return found
 
 
 def _int32(value: int) -> int:
@@ -232,7 +233,8 @@ def _int32(value: int) -> int:
 
 def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
     """To the right, with zeros coming in."""
-    return (x >> bits) & (2 ** (32 - bits) - 1)
+    found: torch.Tensor = (x >> bits) & (2 ** (32 - bits) - 1)
+    return found
 
 
 def row_keys(bases: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -252,4 +254,5 @@ def _mixed(value: np.ndarray) -> np.ndarray:
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    mixed: np.ndarray = value ^ (value >> np.uint64(31))
+    return mixed
