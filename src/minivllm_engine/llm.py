@@ -1,6 +1,6 @@
 """LLM: the engine's public face."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from minivllm_engine.cache.report import CacheReport, cache_report
 from minivllm_engine.core.config import EngineConfig
 from minivllm_engine.core.errors import ConfigError, RequestError
 from minivllm_engine.core.outputs import CacheUse, RequestOutput
-from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.request import ReadyRequest, ReadyScore
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats, LoadReport
 from minivllm_engine.engine.input_processor import InputProcessor, is_batch, refused
@@ -138,6 +138,33 @@ class LLM:
             prompt, params, request_id=request_id, place=self._num_added, counted=counted
         )
 
+    def read_score(self, item: Mapping[str, Any]) -> ReadyScore:
+        """Read an item as `add_score` would. Queues nothing.
+
+        Raises:
+            RequestError: it cannot be read.
+        """
+        return self._input_processor.read_score(item)
+
+    def add_score(
+        self,
+        item: Mapping[str, Any] | ReadyScore,
+        *,
+        request_id: str | None = None,
+        counted: bool = True,
+    ) -> str:
+        """Queue an item of `score` for `step`, or one that has been read. Returns its id.
+
+        Raises:
+            RequestError: as `add_request`.
+        """
+        request_id = self._take_id(request_id)
+        ready = item if isinstance(item, ReadyScore) else self.read_score(item)
+        state = self._input_processor.admit_score(ready, request_id, counted=counted)
+        with self._loop.signals:
+            self._loop.add(state)
+        return request_id
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, with what it has. None where there is no such request (any more)."""
         with self._loop.signals:
@@ -162,13 +189,39 @@ class LLM:
         each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * len(many)
         if len(each) != len(many):
             raise ConfigError(f"{len(many)} prompts but {len(each)} sampling params")
+
+        def add(place: int, request_id: str) -> str:
+            return self._add(many[place], each[place], request_id=request_id, place=place)
+
+        return self._answer_all(len(many), add)
+
+    def score(
+        self, items: Mapping[str, Any] | Sequence[Mapping[str, Any] | ReadyScore]
+    ) -> list[RequestOutput]:
+        """Tell how likely given continuations are, by the model's own logits: no penalty, no temperature.
+
+        Args:
+            items: prompt mappings, one or a list of them, each with `continuations` (texts) or
+                `continuation_token_ids`. With an empty prompt and without `prefix_token_id`, a token
+                before it, nothing tells of the first token, whose logprob is None.
+
+        Returns:
+            Outputs in order, with `scores` and without `outputs`. A bad item gives one with `error` set.
+        """
+        many: list[Any] = list(items) if isinstance(items, list | tuple) else [items]
+        return self._answer_all(
+            len(many), lambda place, request_id: self.add_score(many[place], request_id=request_id)
+        )
+
+    def _answer_all(self, number: int, add: Callable[[int, str], object]) -> list[RequestOutput]:
+        """Queue so many requests and run them to their end. `add` gets a place and an id."""
         results: dict[str, RequestOutput] = {}
         ids: list[str] = []
         try:
-            for place, (prompt, one) in enumerate(zip(many, each, strict=True)):
+            for place in range(number):
                 ids.append(self._free_id())
                 try:
-                    self._add(prompt, one, request_id=ids[-1], place=place)
+                    add(place, ids[-1])
                 except RequestError as error:
                     results[ids[-1]] = refused(ids[-1], error)
             wanted = set(ids)
@@ -222,6 +275,18 @@ class LLM:
         place: int,
         counted: bool = True,
     ) -> str:
+        request_id = self._take_id(request_id)
+        if not isinstance(prompt, ReadyRequest):
+            prompt = self._input_processor.read(prompt, params, place)
+        elif params is not None:
+            raise RequestError("params: a request that was read has its parameters already")
+        state = self._input_processor.admit(prompt, request_id, counted=counted)
+        with self._loop.signals:
+            self._loop.add(state)
+        return request_id
+
+    def _take_id(self, request_id: str | None) -> str:
+        """The id of a request that is about to be added: the one that is wanted, or a free one."""
         self._loop.open_runner()
         if request_id is None:
             request_id = self._free_id()
@@ -232,13 +297,6 @@ class LLM:
                 hint="give another id, or none",
             )
         self._num_added += 1
-        if not isinstance(prompt, ReadyRequest):
-            prompt = self._input_processor.read(prompt, params, place)
-        elif params is not None:
-            raise RequestError("params: a request that was read has its parameters already")
-        state = self._input_processor.admit(prompt, request_id, counted=counted)
-        with self._loop.signals:
-            self._loop.add(state)
         return request_id
 
     def _free_id(self) -> str:

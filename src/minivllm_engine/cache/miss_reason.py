@@ -29,8 +29,8 @@ def explain_miss(
         next_hash: of the first block that was not found; None where the prompt has no more.
         evicted: hashes of blocks and snapshots that were given up lately.
     """
-    best = (request.num_tokens - 1) // interval * interval
-    if best == 0:
+    best = (request.num_reusable - 1) // interval * interval
+    if best <= 0:
         return "below_granularity", None
     if start == best:
         return None, None

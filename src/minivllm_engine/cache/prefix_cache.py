@@ -76,7 +76,7 @@ class PrefixCache:
             return Match((), 0, CacheUse(miss_reason="disabled"))
         size = self.blocks.block_size
         nodes: list[Node] = []
-        for hash_ in self.hashes(request, (request.num_tokens - 1) // size):
+        for hash_ in self.hashes(request, max(request.num_reusable - 1, 0) // size):
             node = self._tree.find(hash_)
             if node is None:
                 break
@@ -159,7 +159,8 @@ class PrefixCache:
 
     def shared_boundary(self, request: Request, other: Request) -> int:
         """Return the last boundary up to which two prompts are the same, and before the end of either."""
-        last = min(len(request.prompt_ids), len(other.prompt_ids)) - 1
+        own = min(len(request.prompt_ids), request.num_reusable)
+        last = max(min(own, len(other.prompt_ids)) - 1, 0)
         count = last // self.blocks.block_size
         pairs = zip(self.hashes(request, count), self.hashes(other, count), strict=True)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), count)
@@ -173,7 +174,7 @@ class PrefixCache:
         """
         if not self.enabled or not request.params.prefix_cache:
             return []
-        last = (request.num_tokens - 1) // self.interval * self.interval
+        last = max(request.num_reusable - 1, 0) // self.interval * self.interval
         wanted = {last, match.use.kv_matched // self.interval * self.interval}
         if request.answer_at is not None:
             wanted.add(request.answer_at // self.interval * self.interval)

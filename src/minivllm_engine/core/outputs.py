@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.sampling_params import ResolvedSampling
@@ -34,6 +34,34 @@ class PositionLogprobs:
 
     sampled: TokenLogprob
     top: tuple[TokenLogprob, ...]
+
+
+class RowScore(NamedTuple):
+    """Logprobs of several ids at one position, in their order, and the most likely id of all."""
+
+    logprobs: tuple[float, ...]
+    best_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """How likely one continuation is, by the model's own logits.
+
+    Attributes:
+        index: its place among the continuations that were asked for.
+        logprob: the sum of `logprobs`, without those that are None.
+        logprobs: natural logarithms, one a token. None for a token that nothing comes before.
+        token_ids: the tokens that were scored, which tell where the continuation begins.
+        is_greedy: each token is the most likely one at its place; of equal ones that of the lowest id.
+        num_bytes: of the continuation as text in UTF-8.
+    """
+
+    index: int
+    logprob: float
+    logprobs: tuple[float | None, ...]
+    token_ids: tuple[int, ...]
+    is_greedy: bool
+    num_bytes: int
 
 
 class _TokenIds:
@@ -129,6 +157,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int = 0
+    scored_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     kv_matched: int = 0
@@ -155,7 +184,8 @@ class RequestOutput:
 
     `params` is None where the request was refused before anything of it was understood.
     `prompt_logprobs`, where asked for, has an entry a prompt token as far as it was computed; nothing
-    comes before the first token, and so its entry is None.
+    comes before the first token, and so its entry is None. `scores` are those of `LLM.score`, as far as
+    they are whole; None for an answer that is sampled. `scores_end` is why they ended.
     """
 
     request_id: str
@@ -168,6 +198,8 @@ class RequestOutput:
     error: EngineError | None = None
     num_prompt_computed: int = 0
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    scores: list[ContinuationScore] | None = None
+    scores_end: FinishReason | None = None
 
     @property
     def text(self) -> str:
@@ -190,6 +222,8 @@ class RequestOutput:
         """
         if self.error is not None:
             return FinishReason.ERROR
+        if self.scores is not None:
+            return self.scores_end
         reasons = [output.finish_reason for output in self.outputs]
         if not reasons or None in reasons:
             return None

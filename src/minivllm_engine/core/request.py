@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minivllm_engine.core.outputs import CacheUse, PositionLogprobs
+from minivllm_engine.core.outputs import CacheUse, PositionLogprobs, RowScore
 from minivllm_engine.core.sampling_params import ResolvedSampling
 
 RequestStatus = Literal["waiting", "running", "finished"]
@@ -20,6 +20,28 @@ class ReadyRequest:
     prompt_ids: tuple[int, ...]
     params: ResolvedSampling
     chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Tokens whose logprobs are wanted, behind a context of their own. `num_bytes` is that of their text."""
+
+    context_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyScore:
+    """Continuations to be scored, with nothing left to choose: what `LLM.add_score` takes too.
+
+    Attributes:
+        prompt_ids: the prompt as it was encoded by itself; a context may be shorter, see `Continuation`.
+    """
+
+    prompt_ids: tuple[int, ...]
+    continuations: tuple[Continuation, ...]
+    params: ResolvedSampling
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +66,10 @@ class Request:
         rolling_snapshot: the cache's node with the latest snapshot of the answer.
         cache_use: what it found when it first started; None before.
         prompt_logprobs: of the prompt's second token and those after it, as far as they are scored.
+        targets: of a request that only scores: at each of its prompt's last positions the ids whose
+            logprobs as the next token are wanted. It samples nothing.
+        reuse_end: the cache must leave the last token before it to be computed; None: the last known.
+        row_scores: one entry a position of `targets`, as far as they are scored.
     """
 
     request_id: str
@@ -70,11 +96,37 @@ class Request:
     rolling_snapshot: Any = None
     cache_use: CacheUse | None = None
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    targets: tuple[tuple[int, ...], ...] = ()
+    reuse_end: int | None = None
+    row_scores: list[RowScore] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that are known: the prompt and what was sampled."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens of which all but the last may come from the cache."""
+        return self.num_tokens if self.reuse_end is None else self.reuse_end
+
+    def scored_range(self, start: int, end: int) -> range:
+        """Return the positions from `start` to `end` whose logits tell a logprob that is still wanted.
+
+        After a preemption tokens that were scored before are only computed again.
+        """
+        length = len(self.prompt_ids)
+        if self.targets:
+            first = length - len(self.targets) + len(self.row_scores)
+            return range(max(start, first), min(end, length))
+        # Outputs of one request share their prompt: the first one scores it.
+        if self.params.prompt_logprobs is None or self.index:
+            return range(0)
+        return range(max(start, len(self.prompt_logprobs)), min(end, length - 1))
+
+    def targets_at(self, position: int) -> tuple[int, ...]:
+        """Return the ids that are wanted at a position of `scored_range`."""
+        return self.targets[position - len(self.prompt_ids) + len(self.targets)]
 
     def token_at(self, position: int) -> int:
         """Return the id at a position of prompt and output together."""

@@ -1,13 +1,16 @@
 """From a prompt and its parameters to requests: what can be refused is refused here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput, Timing, Usage
-from minivllm_engine.core.request import ReadyRequest, Request
+from minivllm_engine.core.request import ReadyRequest, ReadyScore, Request
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
+from minivllm_engine.engine.score_input import read_score
+from minivllm_engine.engine.score_state import ScoreState, count_sequences, sequence_ids
 from minivllm_engine.text.prompt import Prompt, is_messages, read_prompt
 
 
@@ -75,6 +78,35 @@ class InputProcessor:
         return RequestState(
             request_id, requests, self._tokenizer, end_ids, split_reasoning=ready.chat
         )
+
+    def read_score(self, item: Mapping[str, Any]) -> ReadyScore:
+        """Read a prompt and its continuations.
+
+        Raises:
+            RequestError: they cannot be read.
+        """
+        return read_score(item, self._tokenizer, self._max_model_len)
+
+    def admit_score(
+        self, ready: ReadyScore, request_id: str, *, counted: bool = True
+    ) -> ScoreState:
+        """Make the state of new scores, with one Request a sequence that must be computed.
+
+        Raises:
+            RequestError: they can never be computed.
+        """
+        for place, one in enumerate(ready.continuations):
+            ids = sequence_ids(one)
+            self._check_range((*ids, one.token_ids[-1]), f"continuation {place}: token")
+            if len(ids) > self._max_model_len:
+                raise RequestError(
+                    f"{len(one.context_ids)} prompt tokens + {len(one.token_ids)} of continuation "
+                    f"{place} - 1 > max_model_len {self._max_model_len}",
+                    code="prompt_too_long",
+                )
+        state = ScoreState(request_id, ready, self._num_arrived, counted=counted)
+        self._num_arrived += count_sequences(ready)
+        return state
 
     def probe(self, prompt: Prompt) -> Request:
         """Make of a prompt a request that will not run.

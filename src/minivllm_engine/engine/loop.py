@@ -10,21 +10,31 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 from minivllm_engine.cache.prefix_cache import PrefixCache
 from minivllm_engine.core.errors import EngineError
-from minivllm_engine.core.outputs import FinishReason, PositionLogprobs, RequestOutput
+from minivllm_engine.core.outputs import (
+    FinishReason,
+    PositionLogprobs,
+    RequestOutput,
+    RowScore,
+)
 from minivllm_engine.core.request import Request
 from minivllm_engine.engine.deferred_signals import DeferredSignals
 from minivllm_engine.engine.output_processor import RequestState
+from minivllm_engine.engine.score_state import ScoreState
 from minivllm_engine.runner.logit_edits import SamplingRow
 from minivllm_engine.runner.model_runner import ModelRunner
 from minivllm_engine.runner.sampler import Sampled, SampleHandle
+from minivllm_engine.runner.scoring import RowResult, ScoreHandle
 from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
 from minivllm_engine.scheduling.scheduler import Scheduler
 from minivllm_engine.tensors.model_input import AwaitedTokens
 
 logger = logging.getLogger(__name__)
+
+AnyState = RequestState | ScoreState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class StepInFlight:
 
     batch: ScheduledBatch
     draw: SampleHandle | None = None
-    scored: tuple[PositionLogprobs | None, ...] = ()
+    scored: ScoreHandle | None = None
     failure: Exception | None = None
 
     def awaited(self) -> AwaitedTokens | None:
@@ -63,7 +73,7 @@ class EngineLoop:
         self.runner: ModelRunner | None = runner
         self.overlap = overlap
         self.signals = DeferredSignals()
-        self.request_states: dict[str, RequestState] = {}
+        self.request_states: dict[str, AnyState] = {}
         self.prompt_tokens_computed = 0
         self.output_tokens = 0
         self.bound_steps: Counter[str] = Counter()
@@ -84,13 +94,13 @@ class EngineLoop:
         self.runner, self._flight = None, None
         self.request_states.clear()
 
-    def add(self, state: RequestState) -> None:
+    def add(self, state: AnyState) -> None:
         """Begin to answer a request."""
         self.request_states[state.request_id] = state
         for request in state.requests:
             self._scheduler.add(request)
 
-    def abort(self, request_id: str) -> RequestState | None:
+    def abort(self, request_id: str) -> AnyState | None:
         """End a request with what it has. None if there is no such request (any more)."""
         state = self.request_states.pop(request_id, None)
         if state is None:
@@ -166,6 +176,7 @@ class EngineLoop:
                 request = sequence.request
                 position = sequence.start + sequence.length
                 state = self.request_states[request.request_id]
+                assert isinstance(state, RequestState)
                 count = position - len(request.prompt_ids)
                 rows.append(
                     SamplingRow(
@@ -192,14 +203,14 @@ class EngineLoop:
         try:
             self.signals.release()
             sampled = self._results(flight.batch, flight.draw)
+            scored = iter(() if flight.scored is None else flight.scored.results())
         except Exception as error:  # what a GPU could not compute is told here
             return self._collect_failure(flight.batch, error)
         finally:
             self.signals.hold()
         token_ids = [None if one is None else one.token_id for one in sampled]
         self._scheduler.commit(flight.batch, token_ids)
-        news: dict[str, RequestState] = {}
-        scored = iter(flight.scored)
+        news: dict[str, AnyState] = {}
         for sequence, one in zip(flight.batch.sequences, sampled, strict=True):
             request = sequence.request
             scores = list(islice(scored, len(sequence.scored))) if sequence.scored else []
@@ -210,9 +221,10 @@ class EngineLoop:
             if sequence.start < len(request.prompt_ids):
                 end = min(sequence.start + sequence.length, len(request.prompt_ids))
                 self.prompt_tokens_computed += end - sequence.start
-            if scores and not self._take_scores(state, request, scores):
+            if scores and not self._take_scores(state, request, sequence.scored, scores):
                 continue
             if one is not None:
+                assert isinstance(state, RequestState)
                 self._take_token(state, request, one)
         return [self._report(state) for state in news.values()]
 
@@ -231,17 +243,20 @@ class EngineLoop:
     # -- requests ----------------------------------------------------------------------------------
 
     def _take_scores(
-        self, state: RequestState, request: Request, scores: Sequence[PositionLogprobs | None]
+        self, state: AnyState, request: Request, positions: range, scores: Sequence[RowResult]
     ) -> bool:
-        """Keep the logprobs of prompt tokens; False where some are dead and the request has ended."""
-        for score in scores:
+        """Keep what the rows at `positions` tell; False where some are dead and the request has ended."""
+        for position, score in zip(positions, scores, strict=True):
             if score is None:
-                self._end_non_finite(state, request, len(request.prompt_logprobs) + 1)
+                self._end_non_finite(state, request, position + 1)
                 return False
-            request.prompt_logprobs.append(score)
+        if isinstance(state, RequestState):
+            request.prompt_logprobs += cast("Sequence[PositionLogprobs]", scores)
+        elif state.add_rows(request, cast("Sequence[RowScore]", scores)):
+            self._scheduler.finish(request)
         return True
 
-    def _end_non_finite(self, state: RequestState, request: Request, position: int) -> None:
+    def _end_non_finite(self, state: AnyState, request: Request, position: int) -> None:
         error = EngineError(
             "the model gave non-finite logits, or all equal",
             why=f"at position {position} of {request.request_id}",
@@ -259,7 +274,7 @@ class EngineLoop:
         if state.add_token(request, one.token_id, one.logprobs) is not None:
             self._scheduler.finish(request)
 
-    def _fail(self, state: RequestState, error: EngineError) -> None:
+    def _fail(self, state: AnyState, error: EngineError) -> None:
         for request in state.requests:
             self._scheduler.finish(request)
         state.end_all(FinishReason.ERROR, error)
@@ -285,7 +300,7 @@ class EngineLoop:
             outputs.append(self._report(state))
         return outputs
 
-    def _report(self, state: RequestState) -> RequestOutput:
+    def _report(self, state: AnyState) -> RequestOutput:
         if state.finished:
             self.request_states.pop(state.request_id, None)
         return state.snapshot()

@@ -1,7 +1,7 @@
 """The model on its device: weights, pool and one eager step."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,6 @@ import torch
 from minivllm_engine.checkpoint.index import CheckpointIndex
 from minivllm_engine.checkpoint.random_weights import RandomWeights
 from minivllm_engine.core.config import EngineOptions
-from minivllm_engine.core.outputs import PositionLogprobs
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.core.stats import LoadReport
 from minivllm_engine.memory.layout import MemoryPlan
@@ -23,9 +22,10 @@ from minivllm_engine.ops.packed import PackedWeight
 from minivllm_engine.ops.prompt_buffers import Bucket
 from minivllm_engine.runner.cuda_graph_runner import CudaGraphRunner
 from minivllm_engine.runner.logit_edits import LogitEdits, SamplingRow
-from minivllm_engine.runner.sampler import SampleHandle, draw, score
+from minivllm_engine.runner.sampler import SampleHandle, draw
+from minivllm_engine.runner.scoring import ScoreHandle, score_rows
 from minivllm_engine.runner.weights import fill_weights
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.model_input import AwaitedTokens, ModelInput, build_model_input
 
@@ -39,13 +39,12 @@ class StepOutput:
 
     Attributes:
         logits: [num_sampling, vocab_size], of the sequences that sample.
-        scored: one entry for each scored position of each sequence, in order; None where the logits
-            are dead.
+        scored: one entry for each scored position of each sequence, in order; None for no positions.
         argmax: what `greedy` gives for the logits, where the step has done so already.
     """
 
     logits: torch.Tensor
-    scored: tuple[PositionLogprobs | None, ...] = ()
+    scored: ScoreHandle | None = None
     argmax: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -162,10 +161,9 @@ class ModelRunner:
         logits = self.model.logits(hidden.index_select(0, model_input.logits_rows))
         if model_input.scored_rows is None:
             return StepOutput(logits)
-        tokens = [token for sequence in batch.sequences for token in _scored_tokens(sequence)]
         rows = hidden.index_select(0, model_input.scored_rows)
-        scored = score(rows, tokens, self.model.logits, self.model.config.vocab_size)
-        return StepOutput(logits, tuple(scored))
+        scored = score_rows(rows, batch, self.model.logits, self.model.config.vocab_size)
+        return StepOutput(logits, scored)
 
     def _save_snapshots(self, batch: ScheduledBatch) -> None:
         saves = [(s.slot, s.snapshot) for s in batch.sequences if s.snapshot is not None]
@@ -193,13 +191,6 @@ class ModelRunner:
             argmax=output.argmax,
             edits=self._edits,
         )
-
-
-def _scored_tokens(sequence: ScheduledSequence) -> Iterator[tuple[int, int]]:
-    """The token after each scored position, and how many of the most likely are wanted beside it."""
-    request = sequence.request
-    for position in sequence.scored:
-        yield request.prompt_ids[position + 1], request.params.prompt_logprobs or 0
 
 
 def held_bytes(model: torch.nn.Module) -> int:

@@ -124,7 +124,7 @@ class Admission:
             return "state slots"
         blocks = self._blocks
         promised = sum(
-            blocks.blocks_for(r.num_tokens + 1) - len(r.block_table)
+            blocks.blocks_for(_wanted_tokens(r)) - len(r.block_table)
             for r in self.running
             if remaining(r) > 1
         )
@@ -132,7 +132,7 @@ class Admission:
         # would mean preempting the newcomer soon after.
         headroom = min(len(self.running), blocks.num_blocks // 16)
         shared = sum(not blocks.is_idle(n.block) for n in match.held(blocks.block_size))
-        needed = blocks.blocks_for(request.num_tokens + 1) - shared
+        needed = blocks.blocks_for(_wanted_tokens(request)) - shared
         return "KV blocks" if needed + promised + headroom > blocks.num_available else None
 
     def _admit(self, request: Request, match: Match) -> None:
@@ -189,6 +189,11 @@ class Admission:
         self._states.release(request.slot)
         request.block_table, request.slot = [], None
         request.boundaries, request.num_kept_blocks = [], 0
+
+
+def _wanted_tokens(request: Request) -> int:
+    """The known tokens, and the next one where there will be one: a score may fill the context."""
+    return request.num_tokens + (not request.targets)
 
 
 def remaining(request: Request) -> int:

@@ -12,7 +12,8 @@ class ScheduledSequence(NamedTuple):
     `samples` says that the last token is among them, so that the step yields the next one.
     `awaits` says that its token, a single one, is still to come from the step before.
     `snapshot` is where its state goes after the step, if it is to be kept. `scored` are the positions
-    whose logits are wanted because they tell the logprob of the prompt's next token.
+    whose logits are wanted because they tell the logprob of the prompt's next token, or those of
+    `Request.targets`.
     """
 
     request: Request

@@ -132,14 +132,13 @@ class Scheduler:
 
     def _sequence(self, request: Request, length: int) -> ScheduledSequence:
         start = request.num_launched_tokens
-        samples = start + length == request.num_tokens + request.num_awaited
+        samples = not request.targets and start + length == request.num_tokens + request.num_awaited
         table, end = tuple(request.block_table), start + length
         snapshot = None
         if end in request.boundaries or (
             end >= len(request.prompt_ids) and end % self.interval == 0
         ):
             snapshot = self.cache.reserve_snapshot(request, end)
-        scored = _scored(request, start, end)
         return ScheduledSequence(
             request,
             start,
@@ -148,7 +147,7 @@ class Scheduler:
             _slot(request),
             samples,
             snapshot,
-            scored,
+            request.scored_range(start, end),
             awaits=start + length > request.num_tokens,
         )
 
@@ -253,14 +252,6 @@ class Scheduler:
             assert request.num_launched_tokens == request.num_awaited == 0
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=lambda r: r.arrival), "a queue is out of order"
-
-
-def _scored(request: Request, start: int, end: int) -> range:
-    # Outputs of one request share their prompt: the first one scores it. After a preemption the
-    # tokens that were scored before are only computed again.
-    if request.params.prompt_logprobs is None or request.index:
-        return range(0)
-    return range(max(start, len(request.prompt_logprobs)), min(end, len(request.prompt_ids) - 1))
 
 
 def _slot(request: Request) -> int:

@@ -47,17 +47,17 @@ def read_prompt(
     if is_messages(prompt):
         prompt = {"messages": prompt}
     if isinstance(prompt, str):
-        return _encode(prompt, tokenizer, max_model_len), False
+        return encode_text(prompt, tokenizer, max_model_len), False
     if not isinstance(prompt, Mapping):
-        return _check_ids(prompt, tokenizer), False
+        return check_ids(prompt, tokenizer), False
     body = _body_of(prompt)
     if body == "prompt_token_ids":
-        return _check_ids(prompt[body], tokenizer), bool(prompt.get("chat", False))
+        return check_ids(prompt[body], tokenizer), bool(prompt.get("chat", False))
     if body == "messages":
-        return _encode(_render(prompt, tokenizer), tokenizer, max_model_len), True
+        return encode_text(_render(prompt, tokenizer), tokenizer, max_model_len), True
     if not isinstance(prompt[body], str):
         raise RequestError("prompt: not a string", why=f"got {prompt[body]!r}"[:200])
-    return _encode(prompt[body], tokenizer, max_model_len), False
+    return encode_text(prompt[body], tokenizer, max_model_len), False
 
 
 def is_messages(prompt: object) -> bool:
@@ -112,7 +112,16 @@ def _render(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     )
 
 
-def _encode(text: str, tokenizer: Tokenizer, max_model_len: int | None) -> list[int]:
+def encode_text(text: str, tokenizer: Tokenizer, max_model_len: int | None) -> list[int]:
+    """Encode raw text.
+
+    Args:
+        max_model_len: text that cannot fit is refused before it is encoded.
+
+    Raises:
+        PromptTooLong: text that cannot fit.
+        RequestError: it has a token that the model has no embedding for.
+    """
     if max_model_len is not None and len(text) > max_model_len:
         least = tokenizer.least_tokens(text)
         if least + 1 > max_model_len:
@@ -120,7 +129,12 @@ def _encode(text: str, tokenizer: Tokenizer, max_model_len: int | None) -> list[
     return _in_range(tokenizer.encode(text), tokenizer)
 
 
-def _check_ids(ids: object, tokenizer: Tokenizer) -> list[int]:
+def check_ids(ids: object, tokenizer: Tokenizer) -> list[int]:
+    """Return given token ids.
+
+    Raises:
+        RequestError: they are not a list of ids that the model has embeddings for.
+    """
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise RequestError("a prompt is text, token ids or an object", why=f"got {ids!r}"[:200])
     if set(map(type, ids)) - {int}:  # in prompts of a thousand tokens a loop over them shows
