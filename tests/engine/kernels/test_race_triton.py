@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @needs_interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocab", [1, 300, 3000])
+@pytest.mark.parametrize("vocab", [1, 300])
 def test_tokens_of_all_kinds_are_those_of_the_reference(vocab: int, dtype: torch.dtype) -> None:
     check_race(CPU, dtype, 11, vocab)
 
@@ -26,7 +26,7 @@ def test_likelihoods_are_those_of_the_reference(vocab: int, dtype: torch.dtype) 
 
 @needs_interpreter
 def test_rows_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race_triton, "_BLOCK", 64)
+    monkeypatch.setattr(race_triton, "_BLOCK", 256)
     monkeypatch.setattr(largest_triton, "_BLOCK", 128)
     check_race(CPU, torch.float32, 11, 700)
 

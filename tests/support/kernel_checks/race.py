@@ -33,7 +33,7 @@ def check_race(device: torch.device, dtype: torch.dtype, num_rows: int, vocab: i
     logits = awkward_rows(num_rows, vocab, dtype)
     best = reference.greedy(logits)[0]
     there = on_device(logits, device)
-    num = len(KINDS) * 2
+    num = len(KINDS) * (1 if device.type == "cpu" else 3)
     expected = plain.race(logits, best, kinds(num, vocab, num_rows, torch.device("cpu")))
     found = race(there, best.to(device), kinds(num, vocab, num_rows, device))
     assert found.tolist() == expected.tolist()

@@ -47,6 +47,28 @@ def _bound(logits, count, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     return low
 
 
+@triton.jit
+def _one_by_one(logits, count, values, ids, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """Look through the whole row for each of them."""
+    last = tl.full((), float("inf"), tl.float32)
+    last_id = tl.full((), 0, tl.int32)
+    for i in range(count):
+        best_x = tl.full((BLOCK,), float("-inf"), tl.float32)
+        best_ids = tl.full((BLOCK,), _NO_ID, tl.int32)
+        for first in range(0, VOCAB, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            x = number_of(logits, at, at < VOCAB)
+            after = (x < last) | ((x == last) & (at > last_id))
+            better = (x > best_x) | ((x == best_x) & (best_ids == _NO_ID))
+            better &= after & (at < VOCAB)
+            best_x = tl.where(better, x, best_x)
+            best_ids = tl.where(better, at, best_ids)
+        last = tl.max(best_x, axis=0)
+        last_id = tl.min(tl.where(best_x == last, best_ids, _NO_ID), axis=0)
+        tl.store(values + i, last)
+        tl.store(ids + i, last_id)
+
+
 @triton.jit(do_not_specialize=["rows_stride", "width", "most"])
 def _largest_kernel(
     logits,
@@ -97,23 +119,7 @@ def _largest_kernel(
                 tl.store(values + i, best)
                 tl.store(ids + i, best_id)
         else:
-            last = tl.full((), float("inf"), tl.float32)
-            last_id = tl.full((), 0, tl.int32)
-            for i in range(count):
-                best_x = tl.full((BLOCK,), float("-inf"), tl.float32)
-                best_ids = tl.full((BLOCK,), _NO_ID, tl.int32)
-                for first in range(0, VOCAB, BLOCK):
-                    at = first + tl.arange(0, BLOCK)
-                    x = number_of(logits, at, at < VOCAB)
-                    after = (x < last) | ((x == last) & (at > last_id))
-                    better = (x > best_x) | ((x == best_x) & (best_ids == _NO_ID))
-                    better &= after & (at < VOCAB)
-                    best_x = tl.where(better, x, best_x)
-                    best_ids = tl.where(better, at, best_ids)
-                last = tl.max(best_x, axis=0)
-                last_id = tl.min(tl.where(best_x == last, best_ids, _NO_ID), axis=0)
-                tl.store(values + i, last)
-                tl.store(ids + i, last_id)
+            _one_by_one(logits, count, values, ids, VOCAB, BLOCK)
 
 
 def largest(

@@ -89,7 +89,7 @@ class RaceRows:
         numbers[:, REACH] = reach.astype(np.float32).view(np.int32)
         ps = np.array(top_p, dtype=np.float32)
         numbers[:, TOP_P] = ps.view(np.int32)
-        ks = np.minimum(np.array(top_k, dtype=object), vocab).astype(np.int32)
+        ks = np.array([min(k, vocab) for k in top_k], dtype=np.int32)
         ks = np.where((ks > 0) & (ks < vocab), ks, 0)
         numbers[:, TOP_K] = ks
         few = int(np.where(ks <= FEW, ks, 0).max(initial=0))
