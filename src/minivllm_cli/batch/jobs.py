@@ -15,12 +15,14 @@ from minivllm_cli.errors import CliError
 from minivllm_cli.files.fingerprint import line_key
 from minivllm_cli.files.input_file import InputFile
 from minivllm_cli.files.journal import Journal
+from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.line_parser import LineParser
 from minivllm_engine.protocol.lines import BadLine, Job, Line, RequestLine
 from minivllm_engine.protocol.records import record_failed
 from minivllm_engine.protocol.strict_json import BadJson, parse_object
 
 _BAD_LINE_KEY = "0" * 32
+SCORED = ResolvedSampling(seed=0, max_tokens=0)
 
 
 @dataclass
@@ -180,7 +182,8 @@ class JobSource:
             if isinstance(line, BadLine):
                 yield Job(position, line, _BAD_LINE_KEY)
                 continue
-            params = self.settings.sampling(line.params, index=line.index)
+            # What only answers depend on must not make a score another request.
+            params = SCORED if line.score else self.settings.sampling(line.params, index=line.index)
             key = line_key(
                 line,
                 params,

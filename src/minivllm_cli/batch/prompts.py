@@ -10,12 +10,13 @@ from minivllm_cli.config.flags import ThinkFlags
 from minivllm_cli.config.yaml import parse_value
 from minivllm_cli.errors import CliError
 from minivllm_engine.core.errors import EngineError, RequestError
-from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.request import ReadyRequest, ReadyScore
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.core.suggest import suggest
 from minivllm_engine.protocol.fields import plain_reason
 from minivllm_engine.protocol.lines import RequestLine
 from minivllm_engine.text.chat_template import switches_thinking
+from minivllm_engine.text.continuations import read_score
 from minivllm_engine.text.prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ def _check(values: dict[str, Any], flag: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt as it is sent. `truncated` tokens were cut out of it."""
+    """A prompt as it is sent. `truncated` tokens were cut out of it; `score` is what is asked of it, where
+    that is no answer."""
 
     request: ReadyRequest
     truncated: int = 0
+    score: ReadyScore | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -150,7 +153,12 @@ class PromptBuilder:
         """
         limit = self._max_model_len if self._truncate is None else None
         try:
-            ids, is_chat = read_prompt(self._as_mapping(line), self._tokenizer, limit)
+            mapping = self._as_mapping(line)
+            if line.score:
+                item = {key: value for key, value in mapping.items() if value is not None}
+                score = read_score({**item, **line.score}, self._tokenizer, self._max_model_len)
+                return BuiltPrompt(ReadyRequest(score.prompt_ids, params), score=score)
+            ids, is_chat = read_prompt(mapping, self._tokenizer, limit)
         except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of a native library is no Exception
@@ -164,6 +172,8 @@ class PromptBuilder:
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
         """Say whether the engine would refuse it for its length."""
+        if prompt.score is not None:
+            return prompt.score.longest > self._max_model_len
         return len(prompt.ids) + 1 > self._max_model_len
 
     def _as_mapping(self, line: RequestLine) -> dict[str, Any]:

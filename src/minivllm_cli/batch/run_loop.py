@@ -169,11 +169,14 @@ class RunLoop:
                 params = replace(job.params, seed=job.params.seed ^ part)
                 prompt = self.builder.build(one, params)
                 num_tokens = len(prompt.ids)
-                asked = prompt.request
-                if self.verifier is not None:
-                    asked = self.verifier.asking(asked)
                 name = f"{job.position}.{part}" if part else str(job.position)
-                added.append(self.llm.add_request(asked, request_id=name))
+                if prompt.score is not None:
+                    added.append(self.llm.add_score(prompt.score, request_id=name))
+                else:
+                    asked = prompt.request
+                    if self.verifier is not None:
+                        asked = self.verifier.asking(asked)
+                    added.append(self.llm.add_request(asked, request_id=name))
                 self._running[name] = _Running(job, line, job.params, prompt, part)
                 self._in_flight += job.params.n
         except RequestError as error:
@@ -227,7 +230,8 @@ class RunLoop:
     def _finish(self, running: _Running, output: RequestOutput) -> None:
         self.tally.add_output(output)
         if self.verifier is not None:
-            self.verifier.consider(running.job, running.prompt.request, output)
+            asked = running.prompt.score or running.prompt.request
+            self.verifier.consider(running.job, asked, output)
             output = self.verifier.as_asked(output, running.params)
         whole = self._with_other_parts(running, output)
         if whole is None:

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from minivllm_cli.console.streams import Console
 from minivllm_cli.errors import Problem
-from minivllm_engine.core.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from minivllm_engine.core.request import ReadyRequest
+from minivllm_engine.core.outputs import (
+    CompletionOutput,
+    ContinuationScore,
+    PositionLogprobs,
+    RequestOutput,
+)
+from minivllm_engine.core.request import ReadyRequest, ReadyScore
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.core.units import count_text
 from minivllm_engine.protocol.lines import Job
@@ -78,6 +83,15 @@ def compare(
     if len(ids[0]) != len(ids[1]):
         end = min(map(len, ids))
         return Comparison("different", gap, end, *(i[end] if len(i) > end else None for i in ids))
+    return Comparison("equal" if gap <= tolerance.gap else "different", gap)
+
+
+def compare_scores(
+    warm: ContinuationScore, cold: ContinuationScore, tolerance: Tolerance
+) -> Comparison:
+    """Compare the logprobs of a continuation with the same computed from nothing."""
+    pairs = zip(warm.logprobs, cold.logprobs, strict=True)
+    gap = max((abs(w - c) for w, c in pairs if w is not None and c is not None), default=0.0)
     return Comparison("equal" if gap <= tolerance.gap else "different", gap)
 
 
@@ -176,7 +190,7 @@ class Verifier:
     @property
     def num_sequences(self) -> int:
         """Sequences of replays that are on their way."""
-        return sum(len(replay.warm.outputs) for replay in self._replays.values())
+        return sum(len(replay.warm.outputs) or 1 for replay in self._replays.values())
 
     def asking(self, request: ReadyRequest) -> ReadyRequest:
         """Return the same request with the logprobs that a comparison needs."""
@@ -188,17 +202,20 @@ class Verifier:
         outputs = [_without_more(one, params.logprobs) for one in output.outputs]
         return replace(output, outputs=outputs)
 
-    def consider(self, job: Job, request: ReadyRequest, output: RequestOutput) -> None:
+    def consider(self, job: Job, request: ReadyRequest | ReadyScore, output: RequestOutput) -> None:
         """Replay a request that is done, if it is one of those."""
         if self._stopped or output.error is not None or not output.usage.cached_tokens:
             return
         self.counts.reused += 1
         if self.counts.reused % self._every:
             return
-        asked = self.asking(request)
-        cold = replace(asked, params=replace(asked.params, prefix_cache=False))
+        cold = replace(request, params=replace(request.params, prefix_cache=False))
         name = f"replay-{output.request_id}"
-        request_id = self._llm.add_request(cold, request_id=name, counted=False)
+        if isinstance(cold, ReadyScore):
+            request_id = self._llm.add_score(cold, request_id=name, counted=False)
+        else:
+            cold = self.asking(cold)
+            request_id = self._llm.add_request(cold, request_id=name, counted=False)
         self._replays[request_id] = _Replay(job, output)
 
     def take(self, output: RequestOutput) -> bool:
@@ -226,10 +243,14 @@ class Verifier:
             self._report(replay, "its cold replay failed", cold.error.what)
             return
         assert cold.params is not None
-        found = [
-            compare(w, c, cold.params, self._tolerance)
-            for w, c in zip(replay.warm.outputs, cold.outputs, strict=True)
-        ]
+        if replay.warm.scores is not None and cold.scores is not None:
+            pairs = zip(replay.warm.scores, cold.scores, strict=True)
+            found = [compare_scores(w, c, self._tolerance) for w, c in pairs]
+        else:
+            found = [
+                compare(w, c, cold.params, self._tolerance)
+                for w, c in zip(replay.warm.outputs, cold.outputs, strict=True)
+            ]
         counts.largest_gap = max(counts.largest_gap, *(one.gap for one in found))
         verdicts = {one.verdict for one in found}
         if "different" in verdicts:
@@ -245,7 +266,9 @@ class Verifier:
         if found.verdict == "equal":
             return
         place = f"output {index}" if len(replay.warm.outputs) > 1 else "the answer"
-        if found.position is None:
+        if replay.warm.scores:
+            what = f"continuation {index} has other logprobs than in its cold replay"
+        elif found.position is None:
             what = f"{place} has the same tokens as its cold replay, from other logits"
         else:
             what = (

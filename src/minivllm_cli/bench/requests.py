@@ -147,6 +147,11 @@ def read_lines(
             place = f"{file.name}:{line.number}:{line.column}"
             problems.append(Problem(f"{place}: {line.message} ({line.code})", hint=line.hint))
             continue
+        if line.score:
+            problems.append(
+                Problem(f"{file.name}:{number}: continuations are scored, not answered")
+            )
+            continue
         params = settings.sampling(line.params, index=index)
         own = line.params.model_copy(update={"seed": params.seed})
         if len(line.parts) > 1:

@@ -72,6 +72,7 @@ def line_key(line: RequestLine, params: ResolvedSampling, **how: Any) -> str:
         None if line.batch is None else [line.batch.custom_id, line.batch.url, line.batch.model],
         [getattr(params, field.name) for field in fields(params)],
         how,
+        *([line.score] if line.score else []),
     ]
     text = json.dumps(document, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -43,6 +43,11 @@ class ReadyScore:
     continuations: tuple[Continuation, ...]
     params: ResolvedSampling
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that must be computed: all but a continuation's last."""
+        return max(len(one.context_ids) + len(one.token_ids) - 1 for one in self.continuations)
+
 
 @dataclass(slots=True, eq=False)
 class Request:

@@ -9,8 +9,8 @@ from minivllm_engine.core.request import ReadyRequest, ReadyScore, Request
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
 from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
-from minivllm_engine.engine.score_input import read_score
 from minivllm_engine.engine.score_state import ScoreState, count_sequences, sequence_ids
+from minivllm_engine.text.continuations import read_score
 from minivllm_engine.text.prompt import Prompt, is_messages, read_prompt
 
 

@@ -14,6 +14,8 @@ _PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 _SWITCHES = ("enable_thinking", "continue_final_message")
 TEMPLATE_KEYS = frozenset({"tools", "chat_template_kwargs", "add_generation_prompt", *_SWITCHES})
 OWN_KEYS = frozenset({"id", *_PROMPT_KEYS, "sampling"}) | TEMPLATE_KEYS
+_CONTINUATIONS = ("continuations", "continuation_token_ids")
+SCORE_KEYS = frozenset({*_CONTINUATIONS, "prefix_token_id"})
 # Keys of other tools that say something about a request as a whole, and what to write instead, if
 # something does it. None is not supported.
 _OTHER_KEYS: dict[str, str | None] = {
@@ -96,6 +98,29 @@ def read_prompt(document: dict[str, Any]) -> tuple[LineKind, str | list[Any]]:
     if present[0] == "messages":
         return "messages", check_messages(value)
     return "tokens", _check_ids(value, "prompt_token_ids")
+
+
+def is_score(document: dict[str, Any]) -> bool:
+    """Tell whether a line wants scores of continuations, and no answer."""
+    return any(key in document for key in _CONTINUATIONS)
+
+
+def read_score_prompt(
+    document: dict[str, Any],
+) -> tuple[LineKind, str | list[Any], dict[str, Any]]:
+    """Return what `read_prompt` does, for a prompt that may be empty, and the keys of the score.
+
+    Raises:
+        LineProblem: also where the line sets how an answer is sampled, since none is.
+    """
+    wrong = next((key for key in document if key in SAMPLING_KEYS or key == "sampling"), None)
+    if wrong is not None:
+        what = f"{wrong} says how an answer is sampled, and a line with continuations has none"
+        raise LineProblem("invalid_field", what, key=wrong, hint=f"leave out {wrong}")
+    score = {key: document[key] for key in document if key in SCORE_KEYS}
+    if document.get("prompt") == "" and not any(document.get(k) for k in _PROMPT_KEYS):
+        return "prompt", "", score
+    return *read_prompt(document), score
 
 
 def read_prompts(value: Any) -> tuple[LineKind, str | list[Any]]:

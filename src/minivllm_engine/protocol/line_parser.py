@@ -8,10 +8,13 @@ from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.protocol.fields import (
     OWN_KEYS,
     SAMPLING_KEYS,
+    SCORE_KEYS,
     check_other_key,
+    is_score,
     plain_reason,
     read_prompt,
     read_sampling,
+    read_score_prompt,
     read_template_kwargs,
     read_tools,
 )
@@ -117,17 +120,23 @@ class LineParser:
         meta = _meta(document)
         for key in meta:
             check_other_key(key, document)
-        kind, prompt = read_prompt(document)
+        if is_score(document):
+            kind, prompt, score = read_score_prompt(document)
+            params = SamplingParams()
+        else:
+            (kind, prompt), score = read_prompt(document), {}
+            params = self._params(read_sampling(document))
         return RequestLine(
             number,
             index,
             line_id,
             kind,
             prompt,
-            self._params(read_sampling(document)),
+            params,
             tools=read_tools(document),
             template_kwargs=read_template_kwargs(document),
             meta=meta,
+            score=score,
         )
 
     def _batch(self, number: int, index: int, line_id: str | int, document: dict[str, Any]) -> Line:
@@ -195,7 +204,8 @@ class LineParser:
 
 
 def _meta(document: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in document.items() if k not in OWN_KEYS and k not in SAMPLING_KEYS}
+    own = OWN_KEYS | SAMPLING_KEYS | (SCORE_KEYS if is_score(document) else frozenset())
+    return {k: v for k, v in document.items() if k not in own}
 
 
 def _batch_shape(document: dict[str, Any]) -> BatchLine:

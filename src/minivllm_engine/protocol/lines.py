@@ -28,6 +28,7 @@ class RequestLine:
         params: the line's own sampling; None where it says nothing.
         template_kwargs: the line's own arguments to the chat template.
         meta: keys that are not ours; copied to the record.
+        score: the keys of `LLM.score` beside the prompt; {} where an answer is sampled.
     """
 
     number: int | None
@@ -40,6 +41,7 @@ class RequestLine:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     batch: BatchLine | None = None
+    score: dict[str, Any] = field(default_factory=dict)
 
     @property
     def parts(self) -> "list[RequestLine]":

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from minivllm_engine.core.errors import EngineError
-from minivllm_engine.core.outputs import CompletionOutput, RequestOutput
+from minivllm_engine.core.outputs import CompletionOutput, ContinuationScore, RequestOutput
 from minivllm_engine.core.sampling_params import ResolvedSampling
 from minivllm_engine.protocol.lines import BadLine, Line, RequestLine
 from minivllm_engine.protocol.openai_records import openai_answer, openai_error
@@ -30,6 +30,8 @@ def ok_record(
     """Return the record of an answered request. `params` is the sampling in force."""
     if line.batch is not None:
         return openai_answer(line, line.batch, output, tokenizer, strip_thinking)
+    if output.scores is not None:
+        return _score_record(line, output, output.scores, tokenizer)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "id": line.id,
@@ -48,6 +50,37 @@ def ok_record(
     if truncated:
         record["truncated"] = truncated
     return record
+
+
+def _score_record(
+    line: RequestLine,
+    output: RequestOutput,
+    scores: list[ContinuationScore],
+    tokenizer: "Tokenizer",
+) -> dict[str, Any]:
+    usage = usage_record(output.usage, tokenizer)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "id": line.id,
+        "index": line.index,
+        "line": line.number,
+        "status": "ok",
+        "scores": [
+            {
+                "index": score.index,
+                "logprob": score.logprob,
+                "is_greedy": score.is_greedy,
+                "num_bytes": score.num_bytes,
+                "token_ids": list(score.token_ids),
+                "token_logprobs": list(score.logprobs),
+            }
+            for score in scores
+        ],
+        "usage": {**usage, "scored_tokens": output.usage.scored_tokens},
+        "timing": _timing(output),
+        "error": None,
+        "meta": line.meta,
+    }
 
 
 def error_record(
@@ -108,9 +141,14 @@ def error_code(record: dict[str, Any]) -> str:
 
 
 def record_texts(record: dict[str, Any]) -> list[str]:
-    """Return the answers in a record, one for each output; an empty one for a failure."""
+    """Return the answers in a record, one for each output; an empty one for a failure.
+
+    Of scores it is one text: the sums of the continuations, with tabs between them.
+    """
     if record_failed(record):
         return [""]
+    if "scores" in record:
+        return ["\t".join(f"{score['logprob']:.6f}" for score in record["scores"])]
     if "response" in record:
         choices = record["response"]["body"]["choices"]
         return [c["message"]["content"] if "message" in c else c["text"] for c in choices]
@@ -119,7 +157,7 @@ def record_texts(record: dict[str, Any]) -> list[str]:
 
 def finish_reasons(record: dict[str, Any]) -> list[str]:
     """Return how the outputs of a record ended. OpenAI's shape has one word for `length` and `context`."""
-    if record_failed(record):
+    if record_failed(record) or "scores" in record:
         return []
     if "response" in record:
         return [c["finish_reason"] for c in record["response"]["body"]["choices"]]
