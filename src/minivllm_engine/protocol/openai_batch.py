@@ -6,24 +6,15 @@ from typing import Any
 from minivllm_engine.protocol.fields import (
     NEUTRAL,
     SAMPLING_KEYS,
-    TEMPLATE_KEYS,
-    check_messages,
     check_other_key,
-    read_prompts,
     read_sampling,
 )
 from minivllm_engine.protocol.lines import BatchLine, LineKind, LineProblem
+from minivllm_engine.protocol.openai_body import known_keys, read_body_prompt
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 _LINE_KEYS = frozenset({"custom_id", "method", "url", "body"})
-# Of a body: bookkeeping, and wishes about the service that no answer here depends on.
-_WITHOUT_EFFECT = frozenset(
-    {
-        *("model", "user", "metadata", "store", "service_tier", "safety_identifier", "verbosity"),
-        *("prompt_cache_key", "prompt_cache_retention", "prediction"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +48,16 @@ def read_batch_line(document: dict[str, Any]) -> BatchRequest:
         )
     if not isinstance(body, dict):
         raise LineProblem("invalid_field", "body should be an object", key="body")
-    wanted = "messages" if url == CHAT_URL else "prompt"
-    _check_body(body, wanted)
-    if body.get(wanted) is None:
-        raise LineProblem("invalid_field", f"body has no {wanted}", key="body")
-    kind: LineKind = "messages"
-    if url == CHAT_URL:
-        prompt: str | list[Any] = check_messages(body["messages"])
-    else:
-        kind, prompt = read_prompts(body["prompt"])
+    _check_body(body, is_chat=url == CHAT_URL)
+    kind, prompt = read_body_prompt(body, is_chat=url == CHAT_URL)
     model = body.get("model")
     shape = BatchLine(custom_id, url, model if isinstance(model, str) else None)
     sampling = read_sampling({k: v for k, v in body.items() if k in SAMPLING_KEYS})
     return BatchRequest(shape, kind, prompt, sampling, body)
 
 
-def _check_body(body: dict[str, Any], wanted: str) -> None:
-    known = SAMPLING_KEYS | TEMPLATE_KEYS | _WITHOUT_EFFECT | {wanted}
+def _check_body(body: dict[str, Any], *, is_chat: bool) -> None:
+    known = known_keys(is_chat=is_chat)
     for key, value in body.items():
         if key in known or value is None or value in NEUTRAL.get(key, ()):
             continue

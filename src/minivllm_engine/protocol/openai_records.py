@@ -33,26 +33,48 @@ def openai_error(line: Line, batch: BatchLine, error: dict[str, Any]) -> dict[st
 def openai_answer(
     line: RequestLine, batch: BatchLine, output: RequestOutput, tokenizer: "Tokenizer", strip: bool
 ) -> dict[str, Any]:
-    """Return a chat or text completion. OpenAI has one word for our `length` and `context`."""
+    """Return the answer to a batch line."""
     is_chat = batch.url == CHAT_URL
-    usage = output.usage
-    body: dict[str, Any] = {
+    body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.index}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": int(time.time()),
         "model": batch.model,
-        "choices": [_choice(o, is_chat, tokenizer, strip) for o in output.outputs],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": cache_record(usage, tokenizer),
-            "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        },
+        **completion(output, tokenizer, is_chat=is_chat, strip=strip),
     }
     if output.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_records(output.prompt_logprobs, tokenizer)
     return _shell(line, batch, 200, body)
+
+
+def completion(
+    output: RequestOutput, tokenizer: "Tokenizer", *, is_chat: bool, strip: bool = False
+) -> dict[str, Any]:
+    """Return a chat or text completion but for its id and model.
+
+    Args:
+        strip: leave the reasoning out.
+    """
+    return {
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "choices": [_choice(one, is_chat, tokenizer, strip) for one in output.outputs],
+        "usage": openai_usage(output.usage, tokenizer),
+    }
+
+
+def openai_usage(usage: Usage, tokenizer: "Tokenizer") -> dict[str, Any]:
+    """Return `usage` as OpenAI has it, and beside `cached_tokens` why it was not more."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": cache_record(usage, tokenizer),
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def openai_finish(reason: FinishReason | None) -> str | None:
+    """Return OpenAI's word, which has one for our `length` and `context`; None while it goes on."""
+    return None if reason is None else "stop" if reason == FinishReason.STOP else "length"
 
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
@@ -83,11 +105,9 @@ def _shell(line: Line, batch: BatchLine, status: int, body: dict[str, Any]) -> d
 def _choice(
     output: CompletionOutput, is_chat: bool, tokenizer: "Tokenizer", strip: bool
 ) -> dict[str, Any]:
-    reason = output.finish_reason
-    finish = "stop" if reason == FinishReason.STOP else "length"
-    logprobs = None
+    finish, logprobs = openai_finish(output.finish_reason), None
     if output.logprobs is not None:
-        write = _chat_logprobs if is_chat else _completion_logprobs
+        write = chat_logprobs if is_chat else completion_logprobs
         logprobs = write(output.logprobs, tokenizer)
     choice: dict[str, Any] = {"index": output.index, "finish_reason": finish, "logprobs": logprobs}
     if not is_chat:
@@ -98,7 +118,9 @@ def _choice(
     return {**choice, "message": message}
 
 
-def _chat_logprobs(positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer") -> dict[str, Any]:
+def chat_logprobs(positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer") -> dict[str, Any]:
+    """Return logprobs in the form of chat completions."""
+
     def shape(token: TokenLogprob) -> dict[str, Any]:
         return {
             "token": tokenizer.token_text(token.token_id),
@@ -113,12 +135,15 @@ def _chat_logprobs(positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer"
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(
-    positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer"
+def completion_logprobs(
+    positions: Sequence[PositionLogprobs], tokenizer: "Tokenizer", start: int = 0
 ) -> dict[str, Any]:
-    """Offsets count characters of the answer's text; a token within one stands where that one begins."""
+    """Return logprobs in the form of text completions.
+
+    Offsets count characters of the answer's text from `start`; a token within one stands where that begins.
+    """
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-    offsets, length = [], 0
+    offsets, length = [], start
     for one in positions:
         offsets.append(length)
         token_id = one.sampled.token_id
