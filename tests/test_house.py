@@ -38,7 +38,7 @@ PROGRAM = [
     "cache_dump",
     "batch",
 ]
-COMMANDS = ["generate", "chat", "bench", "inspect_cache", "convert", "env"]
+COMMANDS = ["generate", "chat", "serve", "bench", "inspect_cache", "convert", "env"]
 ORDER = {
     "minivllm_engine": [*WITHOUT_TORCH, *WITH_TORCH, "__init__"],
     "minivllm_cli": ["__init__", *PROGRAM, *COMMANDS, "app", "main", "__main__"],

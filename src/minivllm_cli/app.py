@@ -53,9 +53,11 @@ def _register_commands() -> None:
     from minivllm_cli.convert import command as convert_command
     from minivllm_cli.generate import command as generate_command
     from minivllm_cli.inspect_cache import command as inspect_command
+    from minivllm_cli.serve import command as serve_command
 
     generate_command.register(app)
     chat_command.register(app)
+    serve_command.register(app)
     bench_command.register(app)
     inspect_command.register(app)
     convert_command.register(app)

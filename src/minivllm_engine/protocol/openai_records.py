@@ -79,6 +79,8 @@ def openai_finish(reason: FinishReason | None) -> str | None:
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """Return one output of several prompts, as a line with an array of prompts is answered with."""
+    if len(outputs) == 1:
+        return outputs[0]
     choices = [choice for output in outputs for choice in output.outputs]
     total = Usage(prompt_tokens=0)
     for output in outputs:

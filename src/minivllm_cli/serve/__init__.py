@@ -1,0 +1,1 @@
+"""`minivllm serve`: an HTTP server that speaks OpenAI's protocol."""
