@@ -9,6 +9,16 @@ _FRACTION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(%?)")
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
 
 
+_LONGEST = 100
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _LONGEST:
+        raise ValueError(
+            f"{text[:20]!r}... has {len(text):,} characters, and no number here so many"
+        )
+
+
 def parse_count(value: object) -> int:
     """Return a whole number: 32768, "32_768", "32k" (= 32,000) or "32K" (= 32,768).
 
@@ -20,6 +30,7 @@ def parse_count(value: object) -> int:
     if isinstance(value, int):
         return value
     if isinstance(value, str):
+        _check_length(value)
         match = _COUNT.fullmatch(value.strip())
         if match:
             unit = match[2]
@@ -39,6 +50,7 @@ def parse_size(value: object) -> int:
     if isinstance(value, int):
         return value
     if isinstance(value, str):
+        _check_length(value)
         match = _SIZE.fullmatch(value.strip())
         if match:
             binary = match[2] and match[3]

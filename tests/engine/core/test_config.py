@@ -1,5 +1,7 @@
 """The config's types, units, and the errors of wrong values."""
 
+from collections.abc import Callable
+
 import pytest
 
 from minivllm_engine.core.config import EngineConfig
@@ -41,6 +43,12 @@ def test_what_is_no_count(text: object) -> None:
 def test_what_is_no_size(text: object) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("read", [parse_count, parse_size])
+def test_a_number_without_end_is_refused_as_one(read: Callable[[object], int]) -> None:
+    with pytest.raises(ValueError, match=r"has 9,999 characters"):
+        read("9" * 9_999)
 
 
 def test_sizes_are_printed_in_the_largest_fitting_unit() -> None:
