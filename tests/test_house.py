@@ -96,6 +96,17 @@ def test_no_command_imports_another() -> None:
             assert others <= {own}, module
 
 
+def test_the_harness_adapter_stands_on_the_engine_alone_and_nothing_on_it() -> None:
+    adapters = {m: targets for m, targets in imports().items() if part(m)[0] == "minivllm_lm_eval"}
+    assert adapters
+    for module, targets in imports().items():
+        roots = {part(target)[0] for target in targets}
+        if module in adapters:
+            assert roots <= {"minivllm_engine", "minivllm_lm_eval"}, module
+        else:
+            assert "minivllm_lm_eval" not in roots, module
+
+
 def test_no_circle() -> None:
     list(TopologicalSorter(imports()).static_order())  # raises CycleError, which names it
 

@@ -49,6 +49,7 @@ def test_the_wheel_holds_the_packages_and_their_licence_and_nothing_else(wheel) 
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "minivllm_cli",
         "minivllm_engine",
+        "minivllm_lm_eval",
     }
     licences = {name.rsplit("/", 1)[1] for name in names if ".dist-info/licenses/" in name}
     assert licences == {"LICENSE", "NOTICE"}
