@@ -26,7 +26,7 @@ from minivllm_engine.ops.small_batch import triton
 from minivllm_engine.ops.small_batch.tiles import MAX_ROWS
 from minivllm_engine.runner.graph_decode import GraphDecode
 from minivllm_engine.runner.weights import fill_weights
-from minivllm_engine.scheduling.scheduled_batch import ScheduledBatch, ScheduledSequence
+from minivllm_engine.scheduling.scheduled_batch import ScheduledSequence
 from minivllm_engine.tensors.cache_pool import CachePool
 from minivllm_engine.tensors.model_input import AwaitedTokens
 from support.kernel_checks import (
@@ -450,7 +450,7 @@ def test_steps_whose_kernels_start_early_have_the_bits_of_those_that_do_not(
             )
             rows = {request: i for i, request in enumerate(requests)}
             awaited = AwaitedTokens(static.sampled, rows) if step else None
-            static.load(ScheduledBatch(sequences, size), awaited, size)
+            static.load(sequences, awaited, size)
             graph.replay()
             logits.append(static.logits.clone())
         return logits, [tensor.clone() for tensor in pool.tensors()]
