@@ -6,7 +6,7 @@ from typing import Any
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.request import Continuation, ReadyScore
 from minivllm_engine.core.sampling_params import ResolvedSampling
-from minivllm_engine.text.prompt import check_ids, encode_text, read_prompt
+from minivllm_engine.text.prompt import PromptTooLong, check_ids, encode_text, read_prompt
 from minivllm_engine.text.tokenizer import Tokenizer
 
 MAX_CONTINUATIONS = 1024
@@ -30,6 +30,14 @@ def read_score(
     Raises:
         RequestError: it cannot be read.
     """
+    try:
+        return _read(item, tokenizer, max_model_len)
+    except PromptTooLong as error:
+        limit = max_model_len or 0
+        raise PromptTooLong(error.num_tokens, limit, answered=False) from None
+
+
+def _read(item: Mapping[str, Any], tokenizer: Tokenizer, max_model_len: int | None) -> ReadyScore:
     if not isinstance(item, Mapping):
         raise RequestError("score: not an object", why=f"got {item!r}"[:200])
     key, given = _continuations_of(item)
@@ -49,6 +57,8 @@ def read_score(
                 whole = encode_text(body["prompt"] + one, tokenizer, room)
                 cut = _common_prefix(whole, prompt_ids)
                 ids, num_bytes = whole[cut:], _num_bytes(one)
+        except PromptTooLong:
+            raise
         except RequestError as error:
             raise RequestError(
                 f"{key}[{place}]: {error.what}", why=error.why, code=error.code

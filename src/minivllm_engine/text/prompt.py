@@ -21,12 +21,13 @@ _RESERVED = frozenset({"tools", "add_generation_prompt", "chat_template", "messa
 
 
 class PromptTooLong(RequestError):
-    """A text that has `num_tokens` or more, too many whatever they are."""
+    """A text that has `num_tokens` or more, too many whatever they are; `answered`: a token must follow."""
 
     default_code = "prompt_too_long"
 
-    def __init__(self, num_tokens: int, limit: int) -> None:
-        super().__init__(f"at least {num_tokens} prompt tokens + 1 > max_model_len {limit}")
+    def __init__(self, num_tokens: int, limit: int, *, answered: bool = True) -> None:
+        more = " + 1" if answered else ""
+        super().__init__(f"at least {num_tokens} prompt tokens{more} > max_model_len {limit}")
         self.num_tokens = num_tokens
 
 
