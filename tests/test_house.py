@@ -20,6 +20,7 @@ WITHOUT_TORCH = [
     "model_config",
     "checkpoint",
     "text",
+    "structured",
     "protocol",
     "memory",
     "cache",

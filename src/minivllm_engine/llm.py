@@ -19,6 +19,7 @@ from minivllm_engine.core.stats import EngineStats, LoadReport
 from minivllm_engine.engine.input_processor import InputProcessor, is_batch, refused
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
+from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel, prepare
 from minivllm_engine.memory.layout import MemoryPlan
 from minivllm_engine.runner.model_runner import ModelRunner, Progress
@@ -447,6 +448,9 @@ class LLM:
         self._scheduler.check_integrity()
         live = {request.request_id for request in self._scheduler.live_requests()}
         assert live == set(self._loop.request_states), "request states disagree with the scheduler"
+        for state in self._loop.request_states.values():
+            if isinstance(state, RequestState):
+                state.check_guides()
 
     def close(self) -> None:
         """Free the model's memory. What is unfinished ends with a last output (abort). May be repeated."""

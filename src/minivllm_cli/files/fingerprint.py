@@ -70,9 +70,10 @@ def line_key(line: RequestLine, params: ResolvedSampling, **how: Any) -> str:
         line.template_kwargs,
         line.meta,
         None if line.batch is None else [line.batch.custom_id, line.batch.url, line.batch.model],
-        [getattr(params, field.name) for field in fields(params)],
+        [getattr(params, f.name) for f in fields(params) if f.name != "structured"],
         how,
         *([line.score] if line.score else []),
+        *([params.structured.as_json()] if params.structured is not None else []),
     ]
     text = json.dumps(document, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -17,6 +17,7 @@ from pydantic import (
 
 from minivllm_engine.core.config import Integer, Number, SamplingOptions, Strings, message
 from minivllm_engine.core.errors import RequestError
+from minivllm_engine.core.structured import Structured
 from minivllm_engine.core.suggest import suggest
 
 MAX_LOGPROBS = 100
@@ -101,6 +102,8 @@ class SamplingParams(BaseModel):
             the model's logits, before any penalty or temperature).
         prompt_logprobs: the same for each token of the prompt but the first, given those before it. All
             of the prompt must be computed for that, so the request does without the prefix cache.
+        structured: the form of the answer, `{kind: content}` with one of json_schema, json_object, regex,
+            choice, grammar. It begins after the reasoning.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -125,6 +128,7 @@ class SamplingParams(BaseModel):
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prefix_cache: bool = True
+    structured: Annotated[Structured | None, BeforeValidator(Structured.read)] = None
 
     @classmethod
     def create(cls, **values: Any) -> "SamplingParams":
@@ -183,3 +187,4 @@ class ResolvedSampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prefix_cache: bool = True
+    structured: Structured | None = None

@@ -10,7 +10,9 @@ from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParam
 from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.engine.score_state import ScoreState, count_sequences, sequence_ids
+from minivllm_engine.structured.compiler import Compiler
 from minivllm_engine.text.continuations import read_score
+from minivllm_engine.text.detokenizer import opens_reasoning
 from minivllm_engine.text.prompt import Prompt, is_messages, read_prompt
 
 
@@ -24,6 +26,7 @@ class InputProcessor:
         self._max_model_len = prepared.plan.max_model_len
         self._end_ids = prepared.end_ids
         self._num_arrived = 0
+        self._compiler = Compiler(self._vocab_size, self._tokenizer, self._end_ids)
 
     def read(self, prompt: Prompt, params: SamplingParams | None, place: int) -> ReadyRequest:
         """Read a prompt and resolve its parameters.
@@ -59,6 +62,10 @@ class InputProcessor:
         ids, params = ready.prompt_ids, ready.params
         self._check(ids, params)
         answer_at = self._tokenizer.answer_start(ids) if ready.chat else None
+        thinks = ready.chat and opens_reasoning(self._tokenizer, ids)
+        matcher = None
+        if params.structured is not None:
+            matcher = self._compiler.matcher(params.structured, after_thinking=thinks)
         total = min(len(ids) + params.max_tokens, self._max_model_len)
         requests = [
             Request(
@@ -76,7 +83,12 @@ class InputProcessor:
         self._num_arrived += len(requests)
         end_ids = frozenset() if params.ignore_eos else self._end_ids
         return RequestState(
-            request_id, requests, self._tokenizer, end_ids, split_reasoning=ready.chat
+            request_id,
+            requests,
+            self._tokenizer,
+            end_ids,
+            split_reasoning=ready.chat,
+            matcher=matcher,
         )
 
     def read_score(self, item: Mapping[str, Any]) -> ReadyScore:
@@ -123,6 +135,9 @@ class InputProcessor:
         self._check_prompt(ids)
         self._check_range(params.logit_bias, "logit_bias")
         self._check_range(params.stop_token_ids, "stop_token_ids")
+        if params.structured is not None and (params.ignore_eos or params.min_tokens):
+            name = "ignore_eos" if params.ignore_eos else f"min_tokens {params.min_tokens}"
+            raise RequestError(f"structured and {name} exclude each other: the form says the end")
         if params.min_tokens > params.max_tokens:
             raise RequestError(f"min_tokens {params.min_tokens} > max_tokens {params.max_tokens}")
         if len(ids) + 1 > self._max_model_len:

@@ -147,6 +147,8 @@ class EngineLoop:
         """Start the step after `flight`. None where that must be collected first."""
         if not self.overlap or flight.failure is not None:
             return None
+        if any(s.samples and s.request.params.structured for s in flight.batch.sequences):
+            return None  # the token on its way decides what may follow it
         batch = self._scheduler.schedule_ahead()
         return None if batch is None else self._run(batch, flight.awaited())
 
@@ -185,7 +187,8 @@ class EngineLoop:
                         position=position,
                         prompt_ids=request.prompt_ids,
                         output_ids=request.output_ids,
-                        forbidden_ids=state.forbidden_ids(count),
+                        forbidden_ids=state.forbidden_ids(request, count),
+                        allowed=state.guide_of(request),
                         slot=sequence.slot,
                         owner=request,
                     )
@@ -271,7 +274,12 @@ class EngineLoop:
             self._end_non_finite(state, request, request.num_tokens)
             return
         self.output_tokens += 1
-        if state.add_token(request, one.token_id, one.logprobs) is not None:
+        try:
+            reason = state.add_token(request, one.token_id, one.logprobs)
+        except EngineError as error:
+            self._fail(state, error)
+            return
+        if reason is not None:
             self._scheduler.finish(request)
 
     def _fail(self, state: AnyState, error: EngineError) -> None:

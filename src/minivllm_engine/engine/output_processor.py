@@ -14,6 +14,7 @@ from minivllm_engine.core.outputs import (
     Usage,
 )
 from minivllm_engine.core.request import Request
+from minivllm_engine.structured.matcher import Guide, Matcher
 from minivllm_engine.text.detokenizer import IncrementalDetokenizer, opens_reasoning
 from minivllm_engine.text.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ class _Output:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    guide: Guide | None = None
     sent_text: int = 0
     sent_reasoning: int = 0
 
@@ -39,6 +41,7 @@ class RequestState:
     Args:
         end_ids: ids that end an output; those of the model, unless the request ignores them.
         split_reasoning: the prompt is a chat, whose reasoning is told from the answer.
+        matcher: of the form that the answer must have, at its start.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class RequestState:
         end_ids: frozenset[int],
         *,
         split_reasoning: bool,
+        matcher: Matcher | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = requests[0].params
@@ -72,6 +76,7 @@ class RequestState:
                     split_reasoning=split_reasoning,
                     in_reasoning=in_reasoning,
                 ),
+                guide=None if matcher is None else Guide(matcher),
             )
             for request in requests
         ]
@@ -86,8 +91,17 @@ class RequestState:
     def finished(self) -> bool:
         return not self._num_open
 
-    def forbidden_ids(self, num_outputs: int) -> tuple[int, ...]:
-        """Return the ids that would end an output of so many tokens before its `min_tokens`."""
+    def guide_of(self, request: Request) -> Guide | None:
+        """Return what says which tokens may come next; None where all may."""
+        output = self._outputs[request.index]
+        return None if output.detokenizer.in_reasoning else output.guide
+
+    def forbidden_ids(self, request: Request, num_outputs: int) -> tuple[int, ...]:
+        """Return the ids that would end an output of so many tokens too soon: before its `min_tokens`, or
+        before the answer whose form was asked for has begun."""
+        output = self._outputs[request.index]
+        if output.guide is not None and output.detokenizer.in_reasoning:
+            return tuple(self._end_ids)
         if num_outputs >= self.params.min_tokens:
             return ()
         return tuple(self._end_ids.union(self.params.stop_token_ids))
@@ -101,7 +115,11 @@ class RequestState:
     def add_token(
         self, request: Request, token_id: int, logprobs: PositionLogprobs | None
     ) -> FinishReason | None:
-        """Take the token that was just appended to `request`. Returns why the output ends, if it does."""
+        """Take the token that was just appended to `request`. Returns why the output ends, if it does.
+
+        Raises:
+            EngineError: the form of the answer cannot be held to.
+        """
         output = self._outputs[request.index]
         if self._first_token is None:
             self._first_token = time.perf_counter()
@@ -112,6 +130,13 @@ class RequestState:
         if reason is not None:
             self._end(output, reason)
         return reason
+
+    def check_guides(self) -> None:
+        """Prove that each grammar stands where its output does. For tests."""
+        for output in self._outputs:
+            if output.guide is not None and output.finish_reason is None:
+                ids = output.request.output_ids
+                output.guide.check(ids[output.detokenizer.num_reasoning_tokens :])
 
     def end_all(self, reason: FinishReason, error: EngineError | None = None) -> None:
         """End every output that has not ended: an abort or an error."""
@@ -171,10 +196,15 @@ class RequestState:
         if token_id in self._end_ids and not early:
             output.stop_reason = self._tokenizer.token_text(token_id) or token_id
             return FinishReason.STOP
+        guide = self.guide_of(request)
         stop = output.detokenizer.push(token_id, look_for_stops=not early)
         if stop is not None:
             output.stop_reason = stop
             return FinishReason.STOP
+        if guide is not None:
+            guide.consume(token_id)
+            if guide.is_stopped:
+                return FinishReason.STOP
         if len(request.output_ids) >= params.max_tokens:
             return FinishReason.LENGTH
         if request.num_tokens >= request.max_total_tokens:

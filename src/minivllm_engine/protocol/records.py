@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm_engine.core.errors import EngineError
 from minivllm_engine.core.outputs import CompletionOutput, ContinuationScore, RequestOutput
 from minivllm_engine.core.sampling_params import ResolvedSampling
+from minivllm_engine.core.structured import Structured
 from minivllm_engine.protocol.lines import BadLine, Line, RequestLine
 from minivllm_engine.protocol.openai_records import openai_answer, openai_error
 from minivllm_engine.protocol.shapes import position_record, prompt_records, usage_record
@@ -195,5 +196,5 @@ def _sampling(params: ResolvedSampling) -> dict[str, Any]:
     for field in fields(ResolvedSampling):
         name, value = field.name, getattr(params, field.name)
         if name in _ALWAYS_SHOWN or value != getattr(_NEUTRAL, name):
-            shown[name] = value
+            shown[name] = value.as_json() if isinstance(value, Structured) else value
     return shown

@@ -8,6 +8,7 @@ was. Lists are made anew from what the host knows whenever they are not those of
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,15 @@ _NEVER = -1
 _GRAIN = 64
 
 
+class Mask(Protocol):
+    """Says which ids may be sampled: a bit an id, from the lowest of each byte on."""
+
+    num_bytes: int
+
+    def fill(self, address: int) -> None:
+        """Write `num_bytes` bytes, a multiple of 4."""
+
+
 @dataclass(slots=True)
 class SamplingRow:
     """What decides one row's token beside its logits.
@@ -30,6 +40,7 @@ class SamplingRow:
         position: absolute position of the token to be sampled.
         prompt_ids, output_ids: known tokens, for the penalties.
         forbidden_ids: ids that cannot be sampled now (end ids before `min_tokens`).
+        allowed: says which ids can be; None: all others.
         slot: of the request's own while it runs.
         owner: the request; None: nothing is kept from one token to the next.
     """
@@ -40,6 +51,7 @@ class SamplingRow:
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     forbidden_ids: Sequence[int] = ()
+    allowed: Mask | None = None
     slot: int = 0
     owner: object = None
 
@@ -53,7 +65,32 @@ def is_penalised(params: ResolvedSampling) -> bool:
 
 def needs_edits(row: SamplingRow) -> bool:
     """Say whether the row is sampled from other logits than the model's."""
-    return bool(row.forbidden_ids or row.params.logit_bias or is_penalised(row.params))
+    changed = row.forbidden_ids or row.allowed is not None
+    return bool(changed or row.params.logit_bias or is_penalised(row.params))
+
+
+def forbid(logits: torch.Tensor, masks: Sequence[Mask | None]) -> None:
+    """Set logits to -inf, in place, where a row's mask does not allow an id. Queues only.
+
+    Args:
+        logits: [num_rows, vocab] fp32, rows may lie apart.
+        masks: one a row; None allows all.
+    """
+    found = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
+    if not found:
+        return
+    device, vocab = logits.device, logits.shape[-1]
+    num_words = max(mask.num_bytes for _, mask in found) // 4
+    shape = (len(found), num_words)
+    words = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    for place, (_, mask) in enumerate(found):
+        mask.fill(words[place].data_ptr())
+    words = words.to(device, non_blocking=True)
+    ids = torch.arange(vocab, device=device)
+    allowed = (words.index_select(1, ids >> 5) >> (ids & 31).int()) & 1
+    index = on_device([row for row, _ in found], torch.int64, device)
+    some = logits.index_select(0, index).masked_fill(allowed == 0, -torch.inf)
+    logits.index_copy_(0, index, some)
 
 
 class LogitEdits:
@@ -126,7 +163,7 @@ class LogitEdits:
         forbidden = self._forbidden[:, :width].index_select(0, index) & (forbids > 0)
         values = values.masked_fill(forbidden, -torch.inf)
         edited.scatter_(1, ids, values)
-        # What else forbids tokens, as a mask of bits would, belongs here: after all that was added.
+        forbid(edited[:, :vocab], [row.allowed for row in what])
         return Edited(self, edited[:, :vocab], what, slots, tracked, (index, ids, counts))
 
     def _is_current(self, row: SamplingRow, slot: int) -> bool:

@@ -102,6 +102,11 @@ class IncrementalDetokenizer:
     def text(self) -> str:
         return self._shown
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Does the next token belong to the reasoning, unless it closes it?"""
+        return self._in_reasoning
+
     def push(self, token_id: int, *, look_for_stops: bool = True) -> str | None:
         """Take one more token. Returns the stop string that it completes, if any; nothing may follow."""
         if self._in_reasoning:

@@ -123,6 +123,11 @@ class Tokenizer:
         )
         return tokenizer
 
+    def to_json(self) -> str:
+        """Return tokenizer.json as it is used here."""
+        text: str = self._backend.to_str()
+        return text
+
     @property
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
