@@ -90,6 +90,10 @@ class GenerateFlags(OptionGroup):
     strip_thinking: bool = switch("Leave reasoning out of records")
     raw: bool = switch("No chat template for --prompt and --input-format text", panel=_PROMPT)
     chat_template_for_prompts: bool = switch("Treat raw prompt lines as user messages")
+    json_schema: Path | None = flag("The answer satisfies this JSON schema", metavar="FILE")
+    regex: str | None = flag("The answer matches this regular expression", metavar="REGEX")
+    choice: list[str] | None = flag("The answer is one of these; repeatable", metavar="TEXT")
+    grammar: Path | None = flag("The answer follows this grammar, Lark or GBNF", metavar="FILE")
     truncate: Truncate | None = flag("Cut prompts that are too long, at this place")
     force_param: list[str] | None = flag(
         "Sampling that beats the line's own; repeatable", metavar="K=V"

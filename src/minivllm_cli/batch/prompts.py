@@ -1,6 +1,7 @@
 """What flags say about every request, and from a line to the token ids that the model gets."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -12,6 +13,7 @@ from minivllm_cli.errors import CliError
 from minivllm_engine.core.errors import EngineError, RequestError
 from minivllm_engine.core.request import ReadyRequest, ReadyScore
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.structured import Structured
 from minivllm_engine.core.suggest import suggest
 from minivllm_engine.protocol.fields import plain_reason
 from minivllm_engine.protocol.lines import RequestLine
@@ -51,9 +53,38 @@ class Overrides:
         defaults = {name: count for name, count in given.items() if count is not None}
         for name, count in defaults.items():
             _check({name: count}, "--" + name.replace("_", "-"))
+        form = _read_form(flags)
+        if form is not None:
+            defaults["structured"] = form
         forced = _read_forced(flags.force_param or [])
         _check(forced, "--force-param")
         return cls(think.enabled, defaults, forced)
+
+
+def _read_form(flags: GenerateFlags) -> Structured | None:
+    """The form that a flag asks for."""
+    given = {
+        "json_schema": flags.json_schema,
+        "regex": flags.regex,
+        "choice": flags.choice,
+        "grammar": flags.grammar,
+    }
+    typed = {kind: value for kind, value in given.items() if value}
+    names = ["--" + kind.replace("_", "-") for kind in typed]
+    if len(names) > 1:
+        raise CliError(f"{names[0]} and {names[1]} exclude each other", hint="one of them")
+    if not typed:
+        return None
+    ((kind, value),) = typed.items()
+    if isinstance(value, Path):
+        try:
+            value = value.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliError(f"{names[0]} {typed[kind]}: cannot be read", why=str(error)) from None
+    try:
+        return Structured.read({kind: value})
+    except ValueError as error:
+        raise CliError(f"{names[0]}: {error}") from None
 
 
 def check_thinking(think: bool | None, tokenizer: "Tokenizer", model: str) -> None:

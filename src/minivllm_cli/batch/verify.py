@@ -130,9 +130,8 @@ def _is_tie(
 
 def _adjusts(params: ResolvedSampling) -> bool:
     penalised = params.presence_penalty or params.frequency_penalty
-    return bool(
-        params.repetition_penalty != 1 or penalised or params.logit_bias or params.min_tokens
-    )
+    biased = params.logit_bias or params.min_tokens or params.structured is not None
+    return bool(params.repetition_penalty != 1 or penalised or biased)
 
 
 # Candidates beside the sampled token that are compared.

@@ -71,7 +71,8 @@ def as_api_error(error: Exception) -> ApiError:
         message = f"{error.message}; {error.hint}" if error.hint else error.message
         return ApiError(400, message, code=error.code, param=error.key)
     if isinstance(error, EngineError):
-        status = 500 if error.code in ("engine_error", "non_finite_logits") else 400
+        ours = ("engine_error", "non_finite_logits", "grammar_failed")
+        status = 500 if error.code in ours else 503 if error.code == "grammars_busy" else 400
         message = ": ".join(part for part in (error.what, error.why) if part)
         return ApiError(status, message, code=error.code)
     if isinstance(error, EngineStopped):

@@ -6,10 +6,13 @@ from typing import Any
 from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.sampling_params import OTHER_NAMES, SamplingParams
 from minivllm_engine.core.suggest import suggest
+from minivllm_engine.protocol.form_fields import FORM_KEYS, read_form
 from minivllm_engine.protocol.lines import LineKind, LineProblem
 from minivllm_engine.text.messages import plain_tools, read_messages
 
-SAMPLING_KEYS = frozenset(SamplingParams.model_fields) | {"max_completion_tokens", "top_logprobs"}
+SAMPLING_KEYS = frozenset(SamplingParams.model_fields) | {
+    *("max_completion_tokens", "top_logprobs", *FORM_KEYS)
+}
 _PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 _SWITCHES = ("enable_thinking", "continue_final_message")
 TEMPLATE_KEYS = frozenset({"tools", "chat_template_kwargs", "add_generation_prompt", *_SWITCHES})
@@ -25,7 +28,7 @@ _OTHER_KEYS: dict[str, str | None] = {
     **dict.fromkeys(("functions", "function_call"), "tools"),
     **dict.fromkeys(
         (
-            *("response_format", "structured_outputs", "json_schema", "guided_decoding"),
+            *("json_schema", "guided_decoding"),
             *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "tool_choice"),
             *("parallel_tool_calls", "stream", "stream_options", "echo", "suffix", "chat_template"),
             *("add_special_tokens", "multi_modal_data", "mm_processor_kwargs", "modalities"),
@@ -36,7 +39,6 @@ _OTHER_KEYS: dict[str, str | None] = {
 # Values with which such a key asks for what happens anyway.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),
     "parallel_tool_calls": (True, False),
     "echo": (False,),
@@ -240,7 +242,7 @@ def read_sampling(document: dict[str, Any]) -> dict[str, Any]:
             if name in found:
                 raise LineProblem("invalid_field", f"{name} is given twice", key=key)
             found[name] = value
-    return _openai_logprobs(found)
+    return read_form(_openai_logprobs(found))
 
 
 def _openai_logprobs(found: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from minivllm_engine.protocol.shapes import cache_record, prompt_records, rounde
 if TYPE_CHECKING:
     from minivllm_engine.text.tokenizer import Tokenizer
 
-_SERVER_CODES = ("engine_error", "non_finite_logits")
+_SERVER_CODES = ("engine_error", "non_finite_logits", "grammar_failed")
 
 
 def openai_error(line: Line, batch: BatchLine, error: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -171,3 +172,23 @@ def test_env_prints_versions(demo: Program) -> None:
     table = demo.run("env").out
     assert all(len(line) < 120 for line in table.splitlines())
     assert f"minivllm  {facts['minivllm']}" in " ".join(table.split()).replace(" ", "  ")
+
+
+def test_answers_keep_to_the_form_that_was_asked_for(demo: Program) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    lines = [
+        _user("Define trumpet.", structured={"json_schema": schema}),
+        _user("Define trumpet.", structured_outputs={"regex": "[ab]{3}"}),
+        _user("Define trumpet.", structured={"json_schema": {"not": {}}}),
+        _user("Define trumpet."),
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (demo.home / "in.jsonl").write_text(text)
+    done = demo.run("generate", "demo", "-i", "in.jsonl", "--choice", "yes", "--choice", "no")
+    first, second, bad, last = done.records
+    assert isinstance(json.loads(first["outputs"][0]["text"])["ok"], bool)
+    assert re.fullmatch("[ab]{3}", second["outputs"][0]["text"])
+    assert bad["error"]["code"] == "unsupported_schema" and "not" in bad["error"]["message"]
+    assert last["outputs"][0]["text"] in ("yes", "no")
+    assert last["sampling"]["structured"] == {"choice": ["yes", "no"]}

@@ -192,7 +192,7 @@ class TestBadLines:
             ("max_new_tokens", 5, "use max_tokens"),
             ("stop_sequences", ["x"], "use stop"),
             ("bad_words", ["x"], None),
-            ("response_format", {"type": "json_object"}, None),
+            ("guided_json", {"type": "object"}, None),
             ("system", "Be brief.", 'use a message with the role "system"'),
             ("sampling_params", {"seed": 1}, "use sampling"),
             ("tool_choice", "required", None),
@@ -212,7 +212,7 @@ class TestBadLines:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("response_format", {"type": "text"}), ("stream", False), ("bad_words", None)],
+        [("stream", False), ("bad_words", None)],
     )
     def test_a2_what_asks_for_nothing_may_stand_there(self, key: str, value: Any) -> None:
         assert _good({"prompt": "x", key: value}).meta == {key: value}
@@ -292,12 +292,53 @@ class TestBatchLines:
 
     @pytest.mark.parametrize(
         "body",
-        [{"stream": True}, {"response_format": {"type": "json_object"}}, {"functions": []}],
+        [{"stream": True}, {"tool_choice": "required"}, {"functions": []}],
     )
     def test_what_cannot_be_served_is_refused(self, body: dict[str, Any]) -> None:
         code, _, message = _bad(_batch(**body))
         assert code == "invalid_field"
         assert "not supported" in message
+
+    @pytest.mark.parametrize(
+        ("asked", "form"),
+        [
+            ({"structured": {"regex": "a+"}}, {"regex": "a+"}),
+            ({"structured_outputs": {"json": {"type": "null"}}}, {"json_schema": {"type": "null"}}),
+            ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+            ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"schema": True}}},
+                {"json_schema": True},
+            ),
+            ({"response_format": {"type": "text"}}, None),
+        ],
+        ids=str,
+    )
+    def test_the_form_of_an_answer_is_read_in_all_its_spellings(
+        self, asked: dict[str, Any], form: dict[str, Any] | None
+    ) -> None:
+        for line in ({"prompt": "x", **asked}, {"prompt": "x", "sampling": asked}, _batch(**asked)):
+            found = _good(line).params.structured
+            assert (found and found.as_json()) == form
+
+    @pytest.mark.parametrize(
+        ("asked", "word"),
+        [
+            ({"response_format": "json"}, "response_format.type"),
+            ({"response_format": {"type": "json_schema"}}, "with a schema"),
+            ({"structured_outputs": {"json": {}, "regex": "a"}}, "with one of"),
+            ({"structured_outputs": {"choice": []}}, "list of texts"),
+            (
+                {"structured": {"regex": "a"}, "response_format": {"type": "json_object"}},
+                "given twice",
+            ),
+        ],
+        ids=str,
+    )
+    def test_a_form_that_is_none_is_told(self, asked: dict[str, Any], word: str) -> None:
+        for line in ({"prompt": "x", **asked}, _batch(**asked)):
+            code, _, message = _bad(line)
+            assert code == "invalid_field" and word in message
 
     def test_what_is_neutral_is_accepted(self) -> None:
         _good(_batch(stream=False, response_format={"type": "text"}, metadata={"a": 1}))

@@ -166,7 +166,7 @@ def test_without_max_tokens_an_answer_may_fill_the_context(client: openai.OpenAI
         ({"stop": ["x"] * 17}, "invalid_field", "stop"),
         ({"messages": []}, "empty_prompt", "messages"),
         ({"messages": [{"content": "x"}]}, "invalid_field", "messages"),
-        ({"response_format": {"type": "json_object"}}, "invalid_field", "response_format"),
+        ({"response_format": {"type": "json"}}, "invalid_field", "response_format"),
         ({"tool_choice": "required"}, "invalid_field", "tool_choice"),
         ({"stream": "yes"}, "invalid_field", "stream"),
         ({"logit_bias": {"999999": 1}}, "invalid_field", None),
