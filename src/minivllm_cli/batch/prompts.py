@@ -50,7 +50,7 @@ class Overrides:
             CliError: a parameter that does not exist, a wrong value, contradicting flags.
         """
         given = {"logprobs": flags.logprobs, "prompt_logprobs": flags.prompt_logprobs}
-        defaults = {name: count for name, count in given.items() if count is not None}
+        defaults: dict[str, Any] = {k: count for k, count in given.items() if count is not None}
         for name, count in defaults.items():
             _check({name: count}, "--" + name.replace("_", "-"))
         form = _read_form(flags)
