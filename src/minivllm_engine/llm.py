@@ -16,6 +16,7 @@ from minivllm_engine.core.outputs import CacheUse, RequestOutput
 from minivllm_engine.core.request import ReadyRequest, ReadyScore
 from minivllm_engine.core.sampling_params import SamplingParams
 from minivllm_engine.core.stats import EngineStats, LoadReport
+from minivllm_engine.core.structured import Structured
 from minivllm_engine.engine.input_processor import InputProcessor, is_batch, refused
 from minivllm_engine.engine.loop import EngineLoop
 from minivllm_engine.engine.out_of_memory import give_back_unused, shortage_named
@@ -116,6 +117,17 @@ class LLM:
             RequestError: one of them cannot be read.
         """
         return self._input_processor.read(prompt, params, self._num_added)
+
+    def compile_form(self, ids: Sequence[int], form: Structured, *, chat: bool = False) -> None:
+        """Compile a form before a request asks for it, which would hold up the others. From any thread.
+
+        Args:
+            ids: of the prompt, which says whether the model thinks before it answers.
+
+        Raises:
+            RequestError: it cannot be held to.
+        """
+        self._input_processor.matcher(ids, form, chat=chat)
 
     def add_request(
         self,

@@ -7,12 +7,13 @@ what waits for it is bounded.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minivllm_engine.core.outputs import RequestOutput
 from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.structured import Structured
 
 if TYPE_CHECKING:
     from minivllm_engine.llm import LLM
@@ -153,6 +154,14 @@ class EngineThread:
 
         self._commands.put(run)
         return await future
+
+    def compile_form(self, ids: Sequence[int], form: Structured, *, chat: bool) -> None:
+        """Compile the form of an answer, from any thread, so that the engine finds it compiled.
+
+        Raises:
+            RequestError: it cannot be held to.
+        """
+        self._llm.compile_form(ids, form, chat=chat)
 
     async def close(self) -> None:
         """Stop the thread after the step that it is in. Requests that have not ended are dropped."""

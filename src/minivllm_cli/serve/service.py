@@ -10,6 +10,7 @@ from minivllm_cli.serve.engine_thread import Answer, EngineThread
 from minivllm_cli.serve.guard import ApiError
 from minivllm_engine.core.errors import EngineError, RequestError
 from minivllm_engine.core.sampling_params import SamplingParams
+from minivllm_engine.core.structured import Structured
 from minivllm_engine.text.prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -99,15 +100,19 @@ class Service:
             RequestError: it cannot be read, or cannot fit.
         """
         loop = asyncio.get_running_loop()
-        ids, is_chat = await loop.run_in_executor(self._reader, self._read, prompt)
+        form = params.structured
+        ids, is_chat = await loop.run_in_executor(self._reader, self._read, prompt, form)
         if params.max_tokens is None:
             rest = max(self.max_model_len - len(ids), 1)
             params = params.model_copy(update={"max_tokens": min(self._max_tokens or rest, rest)})
         return {"prompt_token_ids": ids, "chat": is_chat}, params
 
-    def _read(self, prompt: dict[str, Any]) -> tuple[list[int], bool]:
+    def _read(self, prompt: dict[str, Any], form: Structured | None) -> tuple[list[int], bool]:
         try:
-            return read_prompt(prompt, self.tokenizer, self.max_model_len)
+            ids, is_chat = read_prompt(prompt, self.tokenizer, self.max_model_len)
+            if form is not None:
+                self.engine.compile_form(ids, form, chat=is_chat)
+            return ids, is_chat
         except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of a native library is no Exception

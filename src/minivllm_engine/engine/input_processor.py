@@ -7,10 +7,12 @@ from minivllm_engine.core.errors import RequestError
 from minivllm_engine.core.outputs import RequestOutput, Timing, Usage
 from minivllm_engine.core.request import ReadyRequest, ReadyScore, Request
 from minivllm_engine.core.sampling_params import ResolvedSampling, SamplingParams
+from minivllm_engine.core.structured import Structured
 from minivllm_engine.engine.output_processor import RequestState
 from minivllm_engine.engine.prepare import PreparedModel
 from minivllm_engine.engine.score_state import ScoreState, count_sequences, sequence_ids
 from minivllm_engine.structured.compiler import Compiler
+from minivllm_engine.structured.matcher import Matcher
 from minivllm_engine.text.continuations import read_score
 from minivllm_engine.text.detokenizer import opens_reasoning
 from minivllm_engine.text.prompt import Prompt, is_messages, read_prompt
@@ -62,10 +64,7 @@ class InputProcessor:
         ids, params = ready.prompt_ids, ready.params
         self._check(ids, params)
         answer_at = self._tokenizer.answer_start(ids) if ready.chat else None
-        thinks = ready.chat and opens_reasoning(self._tokenizer, ids)
-        matcher = None
-        if params.structured is not None:
-            matcher = self._compiler.matcher(params.structured, after_thinking=thinks)
+        matcher = self.matcher(ids, params.structured, chat=ready.chat)
         total = min(len(ids) + params.max_tokens, self._max_model_len)
         requests = [
             Request(
@@ -90,6 +89,17 @@ class InputProcessor:
             split_reasoning=ready.chat,
             matcher=matcher,
         )
+
+    def matcher(self, ids: Sequence[int], form: Structured | None, *, chat: bool) -> Matcher | None:
+        """Make the matcher of an output, which takes time where its form was not compiled lately.
+
+        Raises:
+            RequestError: it cannot be held to.
+        """
+        if form is None:
+            return None
+        thinks = chat and opens_reasoning(self._tokenizer, ids)
+        return self._compiler.matcher(form, after_thinking=thinks)
 
     def read_score(self, item: Mapping[str, Any]) -> ReadyScore:
         """Read a prompt and its continuations.

@@ -21,7 +21,7 @@ _AFTER_THINKING = "start: GAP? @answer\nGAP: /\\n{1,2}/"
 
 
 class Compiler:
-    """Compiles forms for one tokenizer, and keeps the latest. One thread calls it.
+    """Compiles forms for one tokenizer, and keeps the latest. Any thread may call it; one compiles at a time.
 
     Args:
         num_ids: that the model has; its tokenizer may have fewer or more.
@@ -44,6 +44,7 @@ class Compiler:
         self._vocabulary: Any = None
         self._num_bytes = 0
         self._running: _Job | None = None
+        self._compiling, self._looking = threading.Lock(), threading.Lock()
 
     def matcher(self, form: Structured, *, after_thinking: bool) -> Matcher:
         """Return a matcher at the start of an answer of this form.
@@ -57,20 +58,30 @@ class Compiler:
                 `structured_unavailable`: llguidance is not installed, or does not know the tokenizer.
         """
         key = (form, after_thinking)
-        if key not in self._kept:
-            check_limits(form)
-            self._load()
-            self._keep(key, self._compiled(form, after_thinking))
-        found = self._kept[key]
-        self._kept.move_to_end(key)
+        found = self._known(key)
+        if found is None:
+            with self._compiling:
+                found = self._known(key)
+                if found is None:
+                    check_limits(form)
+                    self._load()
+                    found = self._compiled(form, after_thinking)
+                    self._keep(key, found)
         if isinstance(found, RequestError):
             raise RequestError(found.what, why=found.why, code=found.code)
         return found.copy()
 
+    def _known(self, key: tuple[Structured, bool]) -> Matcher | RequestError | None:
+        with self._looking:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
     def _keep(self, key: tuple[Structured, bool], found: Matcher | RequestError) -> None:
-        self._kept[key] = found
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+        with self._looking:
+            self._kept[key] = found
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
 
     def _load(self) -> None:
         if self._vocabulary is not None:

@@ -1,5 +1,6 @@
 """The server under OpenAI's own client, on the demo model: the answers are those of `LLM.generate`."""
 
+import json
 from typing import Any
 
 import httpx
@@ -155,6 +156,33 @@ def test_without_max_tokens_an_answer_may_fill_the_context(client: openai.OpenAI
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="demo", prompt="a b " * 3000)
     assert caught.value.code == "prompt_too_long"
+
+
+def test_an_answer_in_a_form_is_parsed_by_the_client(client: openai.OpenAI, llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"word": {"type": "string", "maxLength": 12}, "legs": {"enum": [2, 4]}},
+        "required": ["word", "legs"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
+    asked: dict[str, Any] = {"model": "demo", "messages": ZEBRA, "temperature": 0, "max_tokens": 80}
+    found = client.chat.completions.create(response_format=form, **asked).choices[0]
+    assert found.finish_reason == "stop"
+    parsed = json.loads(found.message.content)
+    assert set(parsed) == {"word", "legs"} and parsed["legs"] in (2, 4)
+    pieces = client.chat.completions.create(response_format=form, stream=True, **asked)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in pieces)
+    assert text == found.message.content
+    choice = client.chat.completions.create(
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}}, **asked
+    )
+    assert choice.choices[0].message.content in ("yes", "no")
+    bad = {"name": "x", "schema": {"type": "array", "uniqueItems": True}}
+    form = {"type": "json_schema", "json_schema": bad}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(response_format=form, **asked)
+    assert caught.value.code == "unsupported_schema"
 
 
 @pytest.mark.parametrize(
