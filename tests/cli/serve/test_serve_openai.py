@@ -166,7 +166,12 @@ def test_an_answer_in_a_form_is_parsed_by_the_client(client: openai.OpenAI, llm:
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
-    asked: dict[str, Any] = {"model": "demo", "messages": ZEBRA, "temperature": 0, "max_tokens": 250}
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": ZEBRA,
+        "temperature": 0,
+        "max_tokens": 250,
+    }
     found = client.chat.completions.create(response_format=form, **asked).choices[0]
     assert found.finish_reason == "stop"
     parsed = json.loads(found.message.content)
