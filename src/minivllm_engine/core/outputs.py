@@ -157,13 +157,13 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int = 0
-    scored_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     kv_matched: int = 0
     state_at: int = 0
     miss_reason: MissReason | None = None
     divergence: Divergence | None = None
+    scored_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
