@@ -1,7 +1,6 @@
 """Fixtures: a model directory for the fake engine, and the program that runs on it."""
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,20 +8,14 @@ import pytest
 
 from cli.program import Program
 from support.byte_tokenizer import write_byte_tokenizer
+from support.loggers import loggers_as_they_were
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """What runs of the program in this process do to the loggers is undone."""
-    loggers = [
-        logging.getLogger(name) for name in ("minivllm_engine", "minivllm_cli", "py.warnings", None)
-    ]
-    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
-    yield
-    logging.captureWarnings(False)
-    for log, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        log.handlers, log.propagate = handlers, propagate
-        log.setLevel(level)
+    with loggers_as_they_were():
+        yield
 
 
 @pytest.fixture(autouse=True)

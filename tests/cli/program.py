@@ -17,6 +17,7 @@ from unittest import mock
 
 import minivllm_cli
 from minivllm_cli import app
+from support.loggers import loggers_as_they_were
 
 TESTS = Path(__file__).resolve().parents[1]
 SRC = Path(minivllm_cli.__file__).resolve().parents[1]  # the one under test, whatever is installed
@@ -102,6 +103,7 @@ class Program:
             mock.patch.dict(os.environ, self.environ(**extra), clear=True),
         ]
         with contextlib.ExitStack() as stack:
+            stack.enter_context(loggers_as_they_were())
             for patch in streams:
                 stack.enter_context(patch)
             stack.enter_context(contextlib.chdir(self.home))

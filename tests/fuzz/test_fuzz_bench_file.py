@@ -1,11 +1,11 @@
 """`bench --compare` reads files of anybody: a comparison or one clear error, whatever is in them."""
 
-import contextlib
 import io
 import json
 import random
 import re
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from minivllm_cli.app import run
 from support.fuzzing import EDITS, VALUES, edited, examples
+from support.loggers import loggers_as_they_were
 
 SAMPLE = {"tok_s": 100.0, "wall_s": 0.1, "itl_ms": 10.0}
 SAMPLE |= dict.fromkeys(("ttft_ms", "queue_ms", "tpot_ms", "e2e_ms"), 3.0)
@@ -40,7 +41,7 @@ def compare(base: bytes, new: bytes, *flags: str) -> tuple[int, str, str]:
         paths = [Path(folder, name) for name in ("base.json", "new.json")]
         for path, content in zip(paths, (base, new), strict=True):
             path.write_bytes(content)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with loggers_as_they_were(), redirect_stdout(out), redirect_stderr(err):
             code = run(["bench", "--compare", *map(str, paths), *flags])
     return code, out.getvalue(), err.getvalue()
 

@@ -1,11 +1,11 @@
 """`inspect-cache FILE` reads dumps of anybody: a view or one clear error, whatever is in them."""
 
-import contextlib
 import io
 import json
 import random
 import re
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from minivllm_cli.app import run
 from support.fuzzing import EDITS, VALUES, edited, examples
+from support.loggers import loggers_as_they_were
 
 FLAGS = st.sampled_from([(), ("-v",), ("-q",), ("--json",), ("--limit", "2"), ("--show-text",)])
 
 
 def called(*args: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with loggers_as_they_were(), redirect_stdout(out), redirect_stderr(err):
         code = run(["inspect-cache", *args])
     return code, out.getvalue(), err.getvalue()
 
