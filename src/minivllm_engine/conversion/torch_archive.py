@@ -72,7 +72,9 @@ def _check_archive(file: Path) -> None:
             _check_records(file, records)
             for record in records:
                 if record.filename.endswith("data.pkl"):
-                    _check_tuples(file, archive.read(record))
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # of escapes in strings, which are not read here
+                        _check_tuples(file, archive.read(record))
     except (
         zipfile.BadZipFile,
         ValueError,
@@ -80,8 +82,9 @@ def _check_archive(file: Path) -> None:
         struct.error,
         EOFError,
         RuntimeError,
+        OSError,  # a place before the file begins
     ) as error:
-        raise _broken(file, str(error)) from None
+        raise _broken(file, str(error) or type(error).__name__) from None
 
 
 def _check_records(file: Path, records: list[zipfile.ZipInfo]) -> None:
