@@ -73,7 +73,9 @@ def _check_archive(file: Path) -> None:
             for record in records:
                 if record.filename.endswith("data.pkl"):
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # of escapes in strings, which are not read here
+                        warnings.simplefilter(
+                            "ignore"
+                        )  # of escapes in strings, which are not read here
                         _check_tuples(file, archive.read(record))
     except (
         zipfile.BadZipFile,
