@@ -179,10 +179,11 @@ class PromptBuilder:
         """Make the token ids of a line.
 
         Raises:
-            RequestError: the chat template refuses the messages, or there is none; it cannot fit; or a
-                library fails over the text in whatever way.
+            RequestError: the chat template refuses the messages, or there is none; it cannot fit; an id is
+                out of range; or a library fails over the text in whatever way.
         """
         limit = self._max_model_len if self._truncate is None else None
+        self._check_params(params)
         try:
             mapping = self._as_mapping(line)
             if line.score:
@@ -200,6 +201,18 @@ class PromptBuilder:
                 code="unreadable_prompt",
             ) from None
         return self._cut(ids, is_chat, params)
+
+    def _check_params(self, params: ResolvedSampling) -> None:
+        """Refuse ids that the engine would refuse, so that a dry run tells of them too."""
+        limit = self._tokenizer.num_embeddings
+        if limit is None:
+            return
+        for name in ("logit_bias", "stop_token_ids"):
+            wrong = next((i for i in getattr(params, name) if not 0 <= i < limit), None)
+            if wrong is not None:
+                raise RequestError(
+                    f"{name} id {wrong} is out of range", why=f"the model has ids 0 to {limit - 1}"
+                )
 
     def is_too_long(self, prompt: BuiltPrompt) -> bool:
         """Say whether the engine would refuse it for its length."""

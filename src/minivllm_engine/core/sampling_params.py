@@ -91,7 +91,8 @@ class SamplingParams(BaseModel):
         logit_bias: token id -> value added to its logit.
         max_tokens: most tokens to generate. Default 2048. The context may end first.
         min_tokens: end ids are impossible, and stop strings not looked for, before this many tokens.
-        seed: of the request's own random stream; default the engine's `sampling.seed` + its number.
+        seed: of the request's own random stream, -2^63 to 2^64 - 1; else the engine's `sampling.seed` + its
+            number.
         n: how many independent outputs.
         stop: strings that end an output and are not part of it. They are looked for in the answer, not in
             reasoning, and never match a part of an added token such as `</think>`.

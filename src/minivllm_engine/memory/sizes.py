@@ -182,7 +182,7 @@ _BUCKET_TOKENS_PER_SEQ = 16
 
 @lru_cache(maxsize=8)
 def prompt_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> tuple[tuple[int, int], ...]:
-    """Tokens and sequences that steps of prompt chunks are padded to, and have graphs for, ascending.
+    """List tokens and sequences that steps of prompt chunks are padded to, and have graphs for, ascending.
 
     The last one is the largest in both, and takes any step of at most 8,192 tokens and 128 sequences.
     """

@@ -96,6 +96,19 @@ def test_a_dry_run_tells_one_as_one(demo: Program) -> None:
     assert "fits: 1 state slot, 1 block of 64 tokens, " in done.out
 
 
+def test_a_dry_run_refuses_the_ids_that_the_run_does(demo: Program) -> None:
+    messages = [{"role": "user", "content": "Define trumpet."}]
+    wrong = ({"stop_token_ids": [99_999_999]}, {"logit_bias": {"99999999": 1}})
+    lines = [{"messages": messages, "max_tokens": 2, **more} for more in ({}, *wrong)]
+    source = demo.write_lines("ids.jsonl", lines)
+    dry = demo.run("generate", "-i", source, "--dry-run", "--json")
+    run = demo.run("generate", "-i", source)
+    assert dry.code == run.code == 3
+    assert (dry.records[0]["refused"], dry.records[0]["sequences"]) == (2, 1)
+    assert [record["status"] for record in run.records] == ["ok", "error", "error"]
+    assert "logit_bias id 99999999 is out of range" in dry.err
+
+
 def test_k14_too_many_sequences_are_refused_with_what_fits(demo: Program) -> None:
     args = ["generate", "-p", "Define trumpet.", "--set", "engine.cpu_memory=16MiB", "-q"]
     done = demo.run(*args, "--max-num-seqs", "500")
